@@ -1,0 +1,165 @@
+//! The key-value cache of a target.
+
+use burn::tensor::{Tensor, backend::Backend};
+
+/// Post-RoPE keys and values of every layer, preallocated and written in place.
+///
+/// All rows of a batch share one length; row `r` of a left-padded batch is valid from
+/// [`KvCache::start`]`(r)` on. Drafters borrow it immutably.
+#[derive(Debug)]
+pub struct KvCache<B: Backend> {
+    layers: Vec<LayerCache<B>>,
+    len: usize,
+    starts: Vec<usize>,
+}
+
+#[derive(Debug)]
+struct LayerCache<B: Backend> {
+    /// `[batch, kv_heads, capacity, head_dim]`; `None` only while a write owns the tensor.
+    keys: Option<Tensor<B, 4>>,
+    values: Option<Tensor<B, 4>>,
+}
+
+const PRESENT: &str = "a layer's tensors are put back before a write returns";
+
+impl<B: Backend> KvCache<B> {
+    /// An empty cache for sequences of at most `capacity` tokens.
+    pub fn new(
+        layers: usize,
+        batch: usize,
+        kv_heads: usize,
+        capacity: usize,
+        head_dim: usize,
+        device: &B::Device,
+    ) -> Self {
+        let zeros = || Some(Tensor::zeros([batch, kv_heads, capacity, head_dim], device));
+        let layers = (0..layers).map(|_| LayerCache { keys: zeros(), values: zeros() }).collect();
+        Self { layers, len: 0, starts: vec![0; batch] }
+    }
+
+    /// Tokens processed so far.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether nothing has been processed.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Most tokens it can hold.
+    pub fn capacity(&self) -> usize {
+        self.layers.first().map_or(0, |l| l.keys.as_ref().expect(PRESENT).dims()[2])
+    }
+
+    /// Rows of the batch.
+    pub fn batch(&self) -> usize {
+        self.starts.len()
+    }
+
+    /// First valid index of row `r`.
+    pub fn start(&self, r: usize) -> usize {
+        self.starts[r]
+    }
+
+    /// Declares how many entries at the left of each row are padding. For an empty cache.
+    pub fn set_starts(&mut self, starts: Vec<usize>) {
+        assert!(self.is_empty() && starts.len() == self.starts.len(), "starts are set once per batch");
+        self.starts = starts;
+    }
+
+    /// Forgets everything from index `len` on.
+    pub fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len);
+    }
+
+    /// Writes `[batch, t, kv_heads, head_dim]` of one layer behind the current length, which stays as
+    /// it is until [`KvCache::advance`].
+    pub fn write(&mut self, layer: usize, keys: Tensor<B, 4>, values: Tensor<B, 4>) {
+        let at = self.len;
+        let layer = &mut self.layers[layer];
+        layer.keys = layer.keys.take().map(|cache| write_at(cache, keys, at));
+        layer.values = layer.values.take().map(|cache| write_at(cache, values, at));
+    }
+
+    /// Counts `t` written tokens as processed.
+    pub fn advance(&mut self, t: usize) {
+        self.len += t;
+        assert!(self.len <= self.capacity(), "callers check the capacity before a forward pass");
+    }
+
+    /// Keys of a layer at indices `from..to`: `[batch, kv_heads, to - from, head_dim]`, a view.
+    pub fn keys(&self, layer: usize, from: usize, to: usize) -> Tensor<B, 4> {
+        self.layers[layer].keys.clone().expect(PRESENT).narrow(2, from, to - from)
+    }
+
+    /// Values of a layer, as [`KvCache::keys`].
+    pub fn values(&self, layer: usize, from: usize, to: usize) -> Tensor<B, 4> {
+        self.layers[layer].values.clone().expect(PRESENT).narrow(2, from, to - from)
+    }
+
+    /// Keeps only the given rows of the batch, in that order.
+    pub fn select_rows(&mut self, rows: &[usize], device: &B::Device) {
+        let indices: Vec<i64> = rows.iter().map(|&r| r as i64).collect();
+        let indices = Tensor::from_data(burn::tensor::TensorData::new(indices, [rows.len()]), device);
+        for layer in &mut self.layers {
+            layer.keys = layer.keys.take().map(|t| t.select(0, indices.clone()));
+            layer.values = layer.values.take().map(|t| t.select(0, indices.clone()));
+        }
+        self.starts = rows.iter().map(|&r| self.starts[r]).collect();
+    }
+}
+
+/// `cache[:, :, at..at+t, :] = new`, with `new: [batch, t, kv_heads, head_dim]`.
+fn write_at<B: Backend>(cache: Tensor<B, 4>, new: Tensor<B, 4>, at: usize) -> Tensor<B, 4> {
+    #[cfg(feature = "flex")]
+    let (cache, new) = match crate::flex::write_at(cache, new, at) {
+        Ok(cache) => return cache,
+        Err(unchanged) => unchanged,
+    };
+    let [b, t, kv, d] = new.dims();
+    cache.slice_assign([0..b, 0..kv, at..at + t, 0..d], new.swap_dims(1, 2))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burn::tensor::TensorData;
+
+    fn fill<B: Backend>() -> Vec<f32> {
+        let device = Default::default();
+        let mut cache = KvCache::<B>::new(1, 2, 2, 5, 1, &device);
+        for (t, from) in [(2, 0.0), (1, 100.0)] {
+            let n = 2 * t * 2;
+            let new: Vec<f32> = (0..n).map(|i| from + i as f32).collect();
+            let new = Tensor::from_data(TensorData::new(new, [2, t, 2, 1]), &device);
+            cache.write(0, new.clone(), new);
+            cache.advance(t);
+        }
+        let keys = cache.keys(0, 0, 3).into_data().to_vec().unwrap();
+        assert_eq!(keys, cache.values(0, 0, 3).into_data().to_vec::<f32>().unwrap());
+        cache.truncate(2);
+        assert_eq!((cache.len(), cache.capacity(), cache.batch()), (2, 5, 2));
+        keys
+    }
+
+    #[test]
+    fn in_place_and_plain_writes_agree() {
+        let expected = vec![0., 2., 100., 1., 3., 101., 4., 6., 102., 5., 7., 103.];
+        assert_eq!(fill::<burn_ndarray::NdArray>(), expected);
+        assert_eq!(fill::<burn_flex::Flex>(), expected);
+    }
+
+    #[test]
+    fn selected_rows_keep_their_entries_and_starts() {
+        let device = Default::default();
+        let mut cache = KvCache::<burn_flex::Flex>::new(1, 3, 1, 2, 1, &device);
+        cache.set_starts(vec![0, 1, 2]);
+        let new = Tensor::from_data(TensorData::new(vec![1f32, 2., 3.], [3, 1, 1, 1]), &device);
+        cache.write(0, new.clone(), new);
+        cache.advance(1);
+        cache.select_rows(&[2, 0], &device);
+        assert_eq!(cache.keys(0, 0, 1).into_data().to_vec::<f32>().unwrap(), [3.0, 1.0]);
+        assert_eq!((cache.start(0), cache.start(1)), (2, 0));
+    }
+}

@@ -1,0 +1,236 @@
+//! Prefix attention equals attention over a naive concatenation, and what a mask hides has no
+//! influence whatever it holds.
+
+use burn::tensor::{Distribution, Tensor, TensorData};
+use hspec_attn::{Anchor, BlockRope, BlockRule, Prefix, PrefixAttention, Rope, RopeScaling, WindowRule};
+use hspec_goldens::{Tolerance, assert_close, assert_tensor};
+use hspec_nn::Linear;
+use proptest::prelude::*;
+
+type B = burn_ndarray::NdArray;
+const HEADS: usize = 4;
+const KV: usize = 2;
+const D: usize = 4;
+const HIDDEN: usize = 6;
+
+struct Setup {
+    module: PrefixAttention<B>,
+    x: Vec<f32>,
+    keys: Vec<f32>,
+    values: Vec<f32>,
+    total: usize,
+    anchors: Vec<Anchor>,
+    k: usize,
+    rule: BlockRule,
+}
+
+fn random(n: usize) -> Vec<f32> {
+    let device = Default::default();
+    Tensor::<B, 1>::random([n], Distribution::Normal(0.0, 1.0), &device).into_data().to_vec().unwrap()
+}
+
+impl Setup {
+    fn new(documents: &[usize], anchors: &[(usize, usize)], k: usize, rule: BlockRule) -> Self {
+        let device = Default::default();
+        let linear = |i, o| Linear::random(i, o, false, 0.7, &device);
+        let module = PrefixAttention {
+            q_proj: linear(HIDDEN, HEADS * D),
+            k_proj: linear(HIDDEN, KV * D),
+            v_proj: linear(HIDDEN, KV * D),
+            o_proj: linear(HEADS * D, HIDDEN),
+            q_norm: None,
+            k_norm: None,
+            head_dim: D,
+        };
+        let starts: Vec<usize> =
+            documents.iter().scan(0, |at, len| Some(std::mem::replace(at, *at + len))).collect();
+        let total = documents.iter().sum();
+        let mut anchors: Vec<Anchor> = anchors
+            .iter()
+            .map(|&(doc, position)| {
+                let doc = doc % documents.len();
+                let position = position % documents[doc];
+                Anchor { index: starts[doc] + position, document: starts[doc], position }
+            })
+            .collect();
+        anchors.sort_by_key(|a| a.index);
+        Self {
+            module,
+            x: random(anchors.len() * k * HIDDEN),
+            keys: random(KV * total * D),
+            values: random(KV * total * D),
+            total,
+            anchors,
+            k,
+            rule,
+        }
+    }
+
+    fn rope(&self) -> Rope {
+        Rope::new(100.0, D, RopeScaling::None)
+    }
+
+    fn run(&self) -> Vec<f32> {
+        let device = Default::default();
+        let positions: Vec<usize> =
+            self.anchors.iter().flat_map(|a| (0..self.k).map(|t| a.position + t)).collect();
+        let rope = BlockRope {
+            q: self.rope().tables(&positions, HEADS, &device),
+            k: self.rope().tables(&positions, KV, &device),
+        };
+        let tensor = |v: &[f32]| {
+            Tensor::<B, 3>::from_data(TensorData::new(v.to_vec(), [KV, self.total, D]), &device)
+        };
+        let prefix = Prefix { keys: tensor(&self.keys), values: tensor(&self.values) };
+        let x = TensorData::new(self.x.clone(), [self.anchors.len(), self.k, HIDDEN]);
+        let x = Tensor::from_data(x, &device);
+        let out = self.module.forward(x, &self.anchors, &rope, Some(&prefix), &self.rule);
+        out.into_data().to_vec().unwrap()
+    }
+
+    /// One block, one head and one slot at a time over the concatenated keys it may see.
+    fn naive(&self) -> Vec<f32> {
+        let device = Default::default();
+        let project = |l: &Linear<B>, rows: usize, width: usize| -> Vec<f32> {
+            let x = Tensor::<B, 2>::from_data(TensorData::new(self.x.clone(), [rows, HIDDEN]), &device);
+            l.forward(x).reshape([rows * width]).into_data().to_vec().unwrap()
+        };
+        let rows = self.anchors.len() * self.k;
+        let q = project(&self.module.q_proj, rows, HEADS * D);
+        let keys = project(&self.module.k_proj, rows, KV * D);
+        let values = project(&self.module.v_proj, rows, KV * D);
+        let turn = |x: &[f32], position: usize| -> Vec<f32> {
+            let row = Tensor::<B, 2>::from_data(TensorData::new(x.to_vec(), [1, D]), &device);
+            self.rope().tables(&[position], 1, &device).apply(row).into_data().to_vec().unwrap()
+        };
+        let mut out = Vec::new();
+        for (i, anchor) in self.anchors.iter().enumerate() {
+            for t in 0..self.k {
+                for h in 0..HEADS {
+                    let g = h / (HEADS / KV);
+                    let query = &q[((i * self.k + t) * HEADS + h) * D..][..D];
+                    let query = turn(query, anchor.position + t);
+                    let mut seen: Vec<(Vec<f32>, Vec<f32>)> = Vec::new();
+                    for j in self.rule.prefix(anchor, t) {
+                        let at = (g * self.total + j) * D;
+                        seen.push((self.keys[at..at + D].to_vec(), self.values[at..at + D].to_vec()));
+                    }
+                    for s in (0..self.k).filter(|&s| self.rule.block(s, t)) {
+                        let at = ((i * self.k + s) * KV + g) * D;
+                        seen.push((turn(&keys[at..at + D], anchor.position + s), values[at..at + D].to_vec()));
+                    }
+                    let weight = |k: &[f32]| {
+                        (k.iter().zip(&query).map(|(a, b)| a * b).sum::<f32>() / (D as f32).sqrt()).exp()
+                    };
+                    let total: f32 = seen.iter().map(|(k, _)| weight(k)).sum();
+                    out.extend((0..D).map(|c| seen.iter().map(|(k, v)| weight(k) * v[c]).sum::<f32>() / total));
+                }
+            }
+        }
+        let heads = Tensor::<B, 2>::from_data(TensorData::new(out, [rows, HEADS * D]), &device);
+        self.module.o_proj.forward(heads).into_data().to_vec().unwrap()
+    }
+}
+
+fn rules() -> impl Strategy<Value = BlockRule> {
+    let rule = prop_oneof![Just(WindowRule::Training), Just(WindowRule::Serving)];
+    (proptest::option::of(1usize..12), rule, any::<bool>()).prop_map(|(window, rule, causal)| BlockRule {
+        window,
+        rule,
+        causal,
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn equals_attention_over_a_naive_concatenation(
+        documents in proptest::collection::vec(1usize..9, 1..4),
+        anchors in proptest::collection::vec((0usize..4, 0usize..9), 1..5),
+        k in 1usize..6,
+        rule in rules(),
+    ) {
+        let setup = Setup::new(&documents, &anchors, k, rule);
+        assert_close("output", &setup.run(), &setup.naive(), Tolerance::Scaled(1e-5));
+    }
+
+    /// Keys outside the window, of other documents, or at and after the anchor change nothing.
+    #[test]
+    fn hidden_keys_have_no_influence(
+        documents in proptest::collection::vec(1usize..9, 1..4),
+        anchor in (0usize..4, 0usize..9),
+        k in 1usize..6,
+        rule in rules(),
+    ) {
+        let mut setup = Setup::new(&documents, &[anchor], k, rule);
+        let before = setup.run();
+        let seen: Vec<usize> = (0..k).flat_map(|t| rule.prefix(&setup.anchors[0], t)).collect();
+        for j in (0..setup.total).filter(|j| !seen.contains(j)) {
+            for g in 0..KV {
+                let at = (g * setup.total + j) * D;
+                setup.keys[at..at + D].fill(1e6);
+                setup.values[at..at + D].fill(-1e6);
+            }
+        }
+        prop_assert_eq!(before, setup.run());
+    }
+
+    /// Blocks do not see each other: a block alone gives what it gives in company.
+    #[test]
+    fn blocks_are_independent(
+        documents in proptest::collection::vec(1usize..9, 1..4),
+        anchors in proptest::collection::vec((0usize..4, 0usize..9), 2..5),
+        k in 1usize..6,
+        rule in rules(),
+    ) {
+        let all = Setup::new(&documents, &anchors, k, rule);
+        let out = all.run();
+        let width = k * HIDDEN;
+        for i in 0..all.anchors.len() {
+            let alone = Setup {
+                module: all.module.clone(),
+                x: all.x[i * width..(i + 1) * width].to_vec(),
+                keys: all.keys.clone(),
+                values: all.values.clone(),
+                anchors: vec![all.anchors[i]],
+                ..all
+            };
+            assert_close("block", &alone.run(), &out[i * width..(i + 1) * width], Tolerance::Scaled(1e-5));
+        }
+    }
+}
+
+/// Chunked prefill through a cache gives the attention of the whole sequence, padding or not.
+#[test]
+fn causal_attention_does_not_depend_on_chunks_or_padding() {
+    use hspec_attn::{CausalMask, KvCache, causal_attention};
+    let device = Default::default();
+    let (t, pad) = (7, 3);
+    let shape = |heads| [1, t, heads, D];
+    let q = Tensor::<B, 4>::random(shape(HEADS), Distribution::Normal(0.0, 1.0), &device);
+    let k = Tensor::<B, 4>::random(shape(KV), Distribution::Normal(0.0, 1.0), &device);
+    let v = Tensor::<B, 4>::random(shape(KV), Distribution::Normal(0.0, 1.0), &device);
+    let run = |pad: usize, chunks: &[usize]| {
+        let padded = |x: &Tensor<B, 4>, heads| {
+            Tensor::cat(vec![Tensor::full([1, pad, heads, D], 9.0, &device), x.clone()], 1)
+        };
+        let (q, k, v) = if pad > 0 { (padded(&q, HEADS), padded(&k, KV), padded(&v, KV)) } else { (q.clone(), k.clone(), v.clone()) };
+        let mut cache = KvCache::<B>::new(1, 1, KV, t + pad, D, &device);
+        cache.set_starts(vec![pad]);
+        let mut out = Vec::new();
+        let mut at = 0;
+        for &n in chunks {
+            let mask = CausalMask::new(&cache, n, &device);
+            cache.write(0, k.clone().narrow(1, at, n), v.clone().narrow(1, at, n));
+            out.push(causal_attention(q.clone().narrow(1, at, n), &cache, 0, at + n, mask.as_ref()));
+            cache.advance(n);
+            at += n;
+        }
+        Tensor::cat(out, 1).narrow(1, pad, t)
+    };
+    let whole: Vec<f32> = run(0, &[t]).into_data().to_vec().unwrap();
+    assert_tensor("one by one", run(0, &[1; 7]), &whole, Tolerance::Scaled(1e-5));
+    assert_tensor("chunks", run(0, &[3, 1, 3]), &whole, Tolerance::Scaled(1e-5));
+    assert_tensor("padded", run(pad, &[4, 6]), &whole, Tolerance::Scaled(1e-5));
+}

@@ -1,0 +1,32 @@
+//! The few layers that targets and drafters share, in the layout that checkpoints use.
+//!
+//! Burn's own layers name and transpose their weights differently from the Hugging Face files
+//! (`gamma` for a norm's `weight`, `[in, out]` for a linear's `[out, in]`). These keep the file's
+//! names and shapes, so that a struct's field path *is* the tensor's name and [`params`] can read
+//! and write a whole module without a table of renames.
+//!
+//! | layer | equation |
+//! |---|---|
+//! | [`Linear`] | `y = x Wᵀ + b`, `W: [out, in]` |
+//! | [`RmsNorm`] | `y = x / sqrt(mean(x²) + eps) · w` |
+//! | [`SwiGlu`] | `y = W_down (silu(W_gate x) · W_up x)` |
+//!
+//! ```
+//! use burn::tensor::Tensor;
+//! use hspec_nn::Linear;
+//! type B = burn_ndarray::NdArray;
+//!
+//! let device = Default::default();
+//! let w = Tensor::<B, 2>::from_floats([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]], &device);
+//! let y = Linear::new(w, None).forward(Tensor::<B, 2>::from_floats([[2.0, 3.0]], &device));
+//! assert_eq!(y.to_data().to_vec::<f32>().unwrap(), [2.0, 3.0, 5.0]);
+//! ```
+
+mod linear;
+mod mlp;
+mod norm;
+pub mod params;
+
+pub use linear::{Linear, contiguous};
+pub use mlp::{SwiGlu, silu};
+pub use norm::RmsNorm;
