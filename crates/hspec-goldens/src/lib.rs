@@ -20,6 +20,16 @@ fn workspace() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
+/// The folder of a fetched model: `models/NAME`, or `NAME` in the folder that `HSPEC_MODELS` names. Its
+/// GGUF file, where there is one, lies beside it as `NAME.gguf`.
+pub fn model(name: &str) -> PathBuf {
+    let models = std::env::var_os("HSPEC_MODELS").unwrap_or_else(|| "models".into());
+    let path = workspace().join(models).join(name);
+    let message = "run `cargo xtask fetch smollm2-135m` first (cargo xtask test does)";
+    assert!(path.is_dir(), "{}: no such folder; {message}", path.display());
+    path
+}
+
 /// A `.safetensors` file read whole, with its `.json` notes where it has some.
 pub struct Golden {
     name: String,

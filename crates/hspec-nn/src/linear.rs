@@ -55,7 +55,7 @@ impl<B: Backend> Linear<B> {
 fn product<B: Backend>(x: Tensor<B, 2>, w: Tensor<B, 2>) -> Tensor<B, 2> {
     let [m, input] = x.dims();
     let output = w.dims()[0];
-    if m == 1 && output * input >= LARGE && output % CHUNKS == 0 {
+    if m == 1 && output * input >= LARGE && output.is_multiple_of(CHUNKS) {
         let chunks = w.reshape([CHUNKS, output / CHUNKS, input]).swap_dims(1, 2);
         x.unsqueeze::<3>().expand([CHUNKS, 1, input]).matmul(chunks).reshape([1, output])
     } else if m <= FEW_ROWS {

@@ -1,0 +1,12 @@
+//! Configurations of targets and drafters, as their files state them.
+
+mod hspec;
+mod rope;
+mod target;
+
+pub use hspec::{
+    AttnRope, BlockPattern, HSpecConfig, LayerConfig, ProposalMethod, SeedMode, SpeculatorsConfig, SubLayerKind,
+    Verifier,
+};
+pub use rope::RopeParameters;
+pub use target::{Family, TargetConfig};

@@ -1,0 +1,286 @@
+//! Decoding one request, plainly or with a drafter.
+
+use super::{Chance, CounterRng, Draft, Law, Purpose, SamplingParams, verify};
+use crate::{
+    Error, Result, TokenId,
+    drafter::{DraftStart, Drafter},
+    target::{Pass, Rows, Target, Want},
+};
+use burn::tensor::{Tensor, backend::Backend};
+use hspec_attn::KvCache;
+use hspec_sched::draft_length;
+use std::{
+    ops::ControlFlow,
+    time::{Duration, Instant},
+};
+
+/// One request.
+#[derive(Debug, Clone)]
+pub struct Request<'a> {
+    /// Tokens of the prompt, at least one.
+    pub prompt: &'a [TokenId],
+    /// How to sample.
+    pub sampling: SamplingParams,
+    /// Seed and number of the request: together they fix every random choice.
+    pub seed: u64,
+    /// See `seed`.
+    pub id: u64,
+    /// Most tokens to emit.
+    pub max_new_tokens: usize,
+    /// Most tokens to draft at once; the drafter may allow fewer.
+    pub k: usize,
+    /// Tokens that end the answer; the one that does is emitted.
+    pub stop_tokens: &'a [TokenId],
+}
+
+/// Why decoding ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Finish {
+    /// A stop token.
+    Stop,
+    /// `max_new_tokens`.
+    Length,
+    /// The end of the context.
+    Context,
+    /// The caller asked to stop.
+    Cancelled,
+}
+
+/// One draft-and-verify round.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Round {
+    /// Tokens proposed, cut at an accepted stop token.
+    pub proposed: usize,
+    /// Tokens accepted, up to and including a stop token.
+    pub accepted: usize,
+    /// Whether an accepted draft was a stop token: then no bonus token follows.
+    pub stopped: bool,
+}
+
+/// Where the time went.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Timing {
+    /// Processing the prompt and sampling the first token.
+    pub prefill: Duration,
+    /// Drafter passes, sampling of drafts included.
+    pub draft: Duration,
+    /// Target passes after the prompt.
+    pub target: Duration,
+    /// Sampling and verification.
+    pub sampling: Duration,
+    /// Everything.
+    pub total: Duration,
+}
+
+/// What a request produced.
+#[derive(Debug, Clone)]
+pub struct Generation {
+    /// Tokens emitted.
+    pub tokens: Vec<TokenId>,
+    /// Why it ended.
+    pub finish: Finish,
+    /// Speculative rounds, in order; plain steps are not among them.
+    pub rounds: Vec<Round>,
+    /// Target passes after the prompt's.
+    pub target_passes: usize,
+    /// Where the time went.
+    pub timing: Timing,
+}
+
+/// Decodes requests, one at a time.
+#[derive(Clone, Copy)]
+pub struct Decoder<'a, B: Backend> {
+    target: &'a Target<B>,
+    drafter: Option<&'a dyn Drafter<B>>,
+}
+
+impl<'a, B: Backend> Decoder<'a, B> {
+    /// Plain decoding without a drafter, speculative with one; the output law is the same.
+    pub fn new(target: &'a Target<B>, drafter: Option<&'a dyn Drafter<B>>) -> Self {
+        Self { target, drafter }
+    }
+
+    /// Decodes a request; `emit` sees tokens as they are final and may stop it.
+    ///
+    /// # Errors
+    /// A prompt that is empty, does not fit the context, or holds an unknown token; logits that are
+    /// not finite.
+    pub fn generate(
+        &self,
+        request: &Request<'_>,
+        emit: &mut dyn FnMut(&[TokenId]) -> ControlFlow<()>,
+    ) -> Result<Generation> {
+        let context = self.target.config().max_position_embeddings;
+        let n = request.prompt.len();
+        if n == 0 || n >= context {
+            return Err(Error::Request {
+                what: "prompt length in tokens",
+                found: n.to_string(),
+                expected: format!("1 to {}, so that a token fits behind it in the context", context - 1),
+            });
+        }
+        let start = Instant::now();
+        let k = self.drafter.map_or(0, |d| request.k.min(d.max_draft()));
+        let capacity = (n + request.max_new_tokens + k + 1).min(context);
+        let mut run = Run {
+            request,
+            target: self.target,
+            cache: self.target.cache(1, capacity),
+            chance: CounterRng::new(request.seed, request.id),
+            captured: self.drafter.map_or(&[], |d| d.seed_layers()),
+            seed: None,
+            out: Generation {
+                tokens: Vec::new(),
+                finish: Finish::Length,
+                rounds: Vec::new(),
+                target_passes: 0,
+                timing: Timing::default(),
+            },
+        };
+        if request.max_new_tokens == 0 {
+            return Ok(run.out);
+        }
+        let mut new = vec![run.prefill()?];
+        run.out.timing.prefill = start.elapsed();
+        run.out.finish = loop {
+            let stop = new.iter().position(|t| request.stop_tokens.contains(t));
+            new.truncate(stop.map_or(new.len(), |at| at + 1));
+            run.out.tokens.extend(&new);
+            if emit(&new).is_break() {
+                break Finish::Cancelled;
+            }
+            if stop.is_some() {
+                break Finish::Stop;
+            }
+            let left = request.max_new_tokens - run.out.tokens.len();
+            if left == 0 {
+                break Finish::Length;
+            }
+            if run.cache.len() >= context {
+                break Finish::Context;
+            }
+            new = match (self.drafter, draft_length(k, run.cache.len(), context, left)) {
+                (Some(drafter), k) if k > 0 => run.speculate(drafter, k)?,
+                _ => vec![run.plain()?],
+            };
+        };
+        run.out.timing.total = start.elapsed();
+        Ok(run.out)
+    }
+}
+
+/// The state of one request.
+struct Run<'a, B: Backend> {
+    request: &'a Request<'a>,
+    target: &'a Target<B>,
+    cache: KvCache<B>,
+    chance: CounterRng,
+    captured: &'a [usize],
+    /// Fused hidden states of the last processed token, `[1, F * H]`: all that a drafter keeps.
+    seed: Option<Tensor<B, 2>>,
+    out: Generation,
+}
+
+impl<B: Backend> Run<'_, B> {
+    fn prefill(&mut self) -> Result<TokenId> {
+        let n = self.request.prompt.len();
+        let pass = self.pass(self.request.prompt, Rows::Last)?;
+        self.keep_seed(&pass, n - 1);
+        let law = self.law(&host_logits(&pass), n as u64)?;
+        Ok(self.chance.pick(n as u64, Purpose::Bonus, &law))
+    }
+
+    fn plain(&mut self) -> Result<TokenId> {
+        let anchor = self.anchor();
+        let at = (self.cache.len() + 1) as u64;
+        let logits = self.timed_target(&[anchor], Rows::Last, 0)?;
+        let start = Instant::now();
+        let law = self.law(&logits, at)?;
+        let token = self.chance.pick(at, Purpose::Bonus, &law);
+        self.out.timing.sampling += start.elapsed();
+        Ok(token)
+    }
+
+    /// Drafts `k` tokens, verifies them, and returns what the round emits.
+    fn speculate(&mut self, drafter: &dyn Drafter<B>, k: usize) -> Result<Vec<TokenId>> {
+        let begin = Instant::now();
+        let anchor = self.anchor();
+        let position = self.cache.len();
+        let first = (position + 1) as u64;
+        let seed = self.seed.take().expect("a pass over the last token left it");
+        let (sampling, chance) = (self.request.sampling, &mut self.chance);
+        let mut laws: Vec<Law> = Vec::with_capacity(k);
+        let start = DraftStart { anchor, seed, cache: &self.cache };
+        let tokens = drafter.draft(&start, k, &mut |slot, logits| {
+            let at = first + slot as u64 - 1;
+            let law = sampling.draft_distribution(logits, drafter.vocabulary(), at)?;
+            let token = chance.pick(at, Purpose::Draft, &law);
+            laws.push(law);
+            Ok(token)
+        })?;
+        drop(start);
+        self.out.timing.draft += begin.elapsed();
+
+        let mut ids = vec![anchor];
+        ids.extend(&tokens);
+        let begin = Instant::now();
+        let pass = self.pass(&ids, Rows::All)?;
+        let logits = host_logits(&pass);
+        self.out.target_passes += 1;
+        self.out.timing.target += begin.elapsed();
+
+        let begin = Instant::now();
+        let width = self.target.config().vocab_size;
+        let drafts: Vec<Draft> = tokens.iter().zip(laws).map(|(&token, law)| Draft { token, law }).collect();
+        let row = |row: usize| {
+            self.request.sampling.distribution(&logits[row * width..(row + 1) * width], first + row as u64)
+        };
+        let verdict = verify(&drafts, row, first, &mut self.chance)?;
+        let mut new = tokens[..verdict.accepted].to_vec();
+        let stop = new.iter().position(|t| self.request.stop_tokens.contains(t));
+        self.out.rounds.push(match stop {
+            Some(at) => Round { proposed: at + 1, accepted: at + 1, stopped: true },
+            None => Round { proposed: k, accepted: verdict.accepted, stopped: false },
+        });
+        new.push(verdict.next);
+        // What the target wrote for rejected drafts is forgotten; the seed is the last accepted row's.
+        self.cache.truncate(position + 1 + verdict.accepted);
+        self.keep_seed(&pass, verdict.accepted);
+        self.out.timing.sampling += begin.elapsed();
+        Ok(new)
+    }
+
+    fn timed_target(&mut self, ids: &[TokenId], rows: Rows, keep: usize) -> Result<Vec<f32>> {
+        let start = Instant::now();
+        let pass = self.pass(ids, rows)?;
+        self.keep_seed(&pass, keep);
+        let logits = host_logits(&pass);
+        self.out.target_passes += 1;
+        self.out.timing.target += start.elapsed();
+        Ok(logits)
+    }
+
+    fn pass(&mut self, ids: &[TokenId], logits: Rows) -> Result<Pass<B>> {
+        self.target.forward(ids, &mut self.cache, &Want { logits, hidden: self.captured })
+    }
+
+    fn keep_seed(&mut self, pass: &Pass<B>, row: usize) {
+        if !pass.hidden.is_empty() {
+            let rows = pass.hidden.iter().map(|h| h.clone().narrow(1, row, 1).squeeze_dim::<2>(1));
+            self.seed = Some(Tensor::cat(rows.collect(), 1));
+        }
+    }
+
+    fn law(&self, logits: &[f32], position: u64) -> Result<Law> {
+        self.request.sampling.distribution(logits, position)
+    }
+
+    fn anchor(&self) -> TokenId {
+        *self.out.tokens.last().expect("the prompt's pass sampled a token")
+    }
+}
+
+fn host_logits<B: Backend>(pass: &Pass<B>) -> Vec<f32> {
+    let logits = pass.logits.as_ref().expect("asked for");
+    logits.to_data().iter::<f32>().collect()
+}

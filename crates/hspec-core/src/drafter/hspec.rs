@@ -1,0 +1,273 @@
+//! The H-Spec drafter: one forward pass for all slots of a block (H-Spec section 3).
+
+use super::{DraftStart, DraftVocab, Drafter, Footprint, HSpecModel, SubLayer};
+use crate::{
+    Result, TokenId,
+    config::{HSpecConfig, SeedMode},
+};
+use burn::tensor::{DType, Int, Tensor, TensorData, backend::Backend};
+use hspec_attn::{Anchor, BlockRope, BlockRule, Prefix, Rope, WindowRule};
+use hspec_heads::CausalCorrection;
+use hspec_nn::params;
+use std::path::Path;
+
+/// A loaded or freshly initialised H-Spec drafter.
+#[derive(Debug, Clone)]
+pub struct HSpec<B: Backend> {
+    /// Its configuration, validated.
+    pub config: HSpecConfig,
+    /// Its parameters.
+    pub model: HSpecModel<B>,
+    /// Its pruned vocabulary.
+    pub vocab: DraftVocab,
+    /// Which window rule attention follows; the training rule unless changed.
+    pub window_rule: WindowRule,
+    fusion: Vec<usize>,
+    ropes: Vec<Rope>,
+}
+
+/// A batch of draft blocks and what they read from the target.
+#[derive(Debug)]
+pub struct Blocks<'a, B: Backend> {
+    /// Where each block starts.
+    pub anchors: &'a [Anchor],
+    /// The anchors' tokens.
+    pub tokens: &'a [TokenId],
+    /// Fused hidden states at the position before each anchor, fusion layers ascending: `[n, F * H]`.
+    pub seeds: Tensor<B, 2>,
+    /// Keys and values of each attention sub-layer's target layer, in pattern order.
+    pub prefixes: &'a [Prefix<B>],
+    /// Slots per block, the anchor's included.
+    pub slots: usize,
+}
+
+impl<B: Backend> HSpec<B> {
+    /// Assembles a drafter; `file` names its configuration in errors.
+    ///
+    /// # Errors
+    /// A configuration that cannot be right.
+    pub fn new(config: HSpecConfig, model: HSpecModel<B>, vocab: DraftVocab, file: &Path) -> Result<Self> {
+        config.validate(file)?;
+        let rope = |j| {
+            let parameters = config.rope_parameters(j, file)?;
+            parameters.rope(config.head_dim(), config.partial_rotary_factor(), file)
+        };
+        let ropes = (0..config.attention_layers()).map(rope).collect::<Result<_>>()?;
+        let fusion = config.fusion_layers();
+        Ok(Self { config, model, vocab, window_rule: WindowRule::Training, fusion, ropes })
+    }
+
+    /// The fused and normed seed vectors: `[n, F * H] -> [n, H]`, or none without injection.
+    pub fn fuse(&self, seeds: Tensor<B, 2>) -> Option<Tensor<B, 2>> {
+        let (fc, norm) = (self.model.fc.as_ref()?, self.model.hidden_norm.as_ref()?);
+        let seeds = if self.model.fc_norm.is_empty() {
+            seeds
+        } else {
+            let h = self.config.transformer_layer_config.hidden_size;
+            let chunks = self.model.fc_norm.iter().enumerate();
+            let normed = chunks.map(|(f, norm)| norm.forward(seeds.clone().narrow(1, f * h, h)));
+            Tensor::cat(normed.collect(), 1)
+        };
+        Some(norm.forward(fc.forward(seeds)))
+    }
+
+    /// The state that Mamba sub-layer `m` starts from: `[n, heads, P, N]`, f32; none for zeros.
+    pub fn seed_state(&self, fused: Option<&Tensor<B, 2>>, m: usize) -> Option<Tensor<B, 4>> {
+        let fused = fused?;
+        let projection = match self.config.mamba_seed_mode {
+            SeedMode::PerLayer => &self.model.seed_projs[m],
+            SeedMode::Once if m > 0 => return None,
+            SeedMode::Shared | SeedMode::Once => &self.model.seed_projs[0],
+        };
+        let c = &self.config;
+        let n = fused.dims()[0];
+        let state = projection.forward(fused.clone()).cast(DType::F32);
+        Some(state.reshape([n, c.mamba_num_heads, c.mamba_head_dim, c.mamba_d_state]))
+    }
+
+    /// Runs the blocks: `[n, slots, H]`, after the final norm.
+    pub fn forward(&self, blocks: &Blocks<'_, B>) -> Tensor<B, 3> {
+        let h = self.run(blocks, &mut |_, _| {});
+        self.model.norm.forward(h)
+    }
+
+    /// [`HSpec::forward`] without the final norm, showing `probe` the residual stream after each
+    /// sub-layer.
+    pub fn run(&self, blocks: &Blocks<'_, B>, probe: &mut dyn FnMut(usize, &Tensor<B, 3>)) -> Tensor<B, 3> {
+        let device = blocks.seeds.device();
+        let layer = &self.config.transformer_layer_config;
+        let (n, k) = (blocks.anchors.len(), blocks.slots);
+        let mut h = self.embed(blocks.tokens, k, &device);
+        let fused = self.fuse(blocks.seeds.clone());
+        // A shared state is projected once, whichever sub-layers start from it.
+        let shared = match self.config.mamba_seed_mode {
+            SeedMode::Shared => self.seed_state(fused.as_ref(), 0),
+            SeedMode::PerLayer | SeedMode::Once => None,
+        };
+        let positions: Vec<usize> =
+            blocks.anchors.iter().flat_map(|a| (0..k).map(move |t| a.position + t)).collect();
+        let (mut mamba, mut attention) = (0, 0);
+        let mut tables: Vec<(&Rope, BlockRope<B>)> = Vec::new();
+        for (i, sub_layer) in self.model.layers.iter().enumerate() {
+            h = match sub_layer {
+                SubLayer::Mamba(l) => {
+                    let state = shared.clone().or_else(|| self.seed_state(fused.as_ref(), mamba));
+                    mamba += 1;
+                    h.clone() + l.ssm.forward(l.ssm_norm.forward(h), state).0
+                }
+                SubLayer::Attention(l) => {
+                    let j = attention;
+                    attention += 1;
+                    let rope = &self.ropes[j];
+                    if !tables.iter().any(|(known, _)| *known == rope) {
+                        let q = rope.tables(&positions, layer.num_attention_heads, &device);
+                        let k = rope.tables(&positions, layer.num_key_value_heads, &device);
+                        tables.push((rope, BlockRope { q, k }));
+                    }
+                    let table = tables.iter().find(|(known, _)| *known == rope).map(|(_, t)| t);
+                    let table = table.expect("pushed above");
+                    let prefix = if self.config.disable_target_kv_reuse { None } else { blocks.prefixes.get(j) };
+                    let x = l.input_layernorm.forward(h.clone());
+                    h + l.self_attn.forward(x, blocks.anchors, table, prefix, &self.rule(j))
+                }
+                SubLayer::Mlp(l) => h.clone() + l.mlp.forward(l.mlp_norm.forward(h)),
+            };
+            probe(i, &h);
+        }
+        debug_assert_eq!(h.dims()[0], n);
+        h
+    }
+
+    /// Logits over the draft vocabulary before any correction: `[n, slots, H] -> [n, slots, Vd]`.
+    pub fn base_logits(&self, hidden: Tensor<B, 3>) -> Tensor<B, 3> {
+        self.model.lm_head.forward(hidden)
+    }
+
+    /// Logits with the correction for known previous tokens `[n, slots]` (target ids).
+    pub fn corrected_logits(&self, hidden: Tensor<B, 3>, previous: Tensor<B, 2, Int>) -> Tensor<B, 3> {
+        let base = self.base_logits(hidden.clone());
+        match &self.model.markov_head {
+            Some(head) => base + head.block(previous, hidden),
+            None => base,
+        }
+    }
+
+    /// Confidence logits `[n, slots]` for known previous tokens, cut off from the gradients of
+    /// everything but the head itself; none without a confidence head.
+    pub fn confidence_logits(&self, hidden: Tensor<B, 3>, previous: Tensor<B, 2, Int>) -> Option<Tensor<B, 2>> {
+        let head = self.model.confidence_head.as_ref()?;
+        let features = match &self.model.markov_head {
+            Some(markov) if self.config.confidence_head_with_markov => Some(markov.features(previous).detach()),
+            _ => None,
+        };
+        Some(head.forward(hidden.detach(), features))
+    }
+
+    /// Visibility in attention sub-layer `j`: windowed sub-layers are causal inside the block.
+    pub fn rule(&self, j: usize) -> BlockRule {
+        let window = self.config.window(j);
+        let causal = window.is_some() && !self.config.sliding_window_non_causal;
+        BlockRule { window, rule: self.window_rule, causal }
+    }
+
+    fn embed(&self, anchors: &[TokenId], k: usize, device: &B::Device) -> Tensor<B, 3> {
+        let mask = i64::from(self.config.mask_token_id);
+        let ids: Vec<i64> = anchors
+            .iter()
+            .flat_map(|a| std::iter::once(i64::from(a.0)).chain(std::iter::repeat_n(mask, k - 1)))
+            .collect();
+        let n = ids.len();
+        let ids = Tensor::from_data(TensorData::new(ids, [n]), device);
+        let x = self.model.embed_tokens.forward(ids);
+        let h = x.dims()[1];
+        x.reshape([anchors.len(), k, h])
+    }
+
+    fn prefixes(&self, cache: &hspec_attn::KvCache<B>) -> Vec<Prefix<B>> {
+        let n = cache.len();
+        let lend = |&layer: &usize| Prefix {
+            keys: cache.keys(layer, 0, n).squeeze_dim(0),
+            values: cache.values(layer, 0, n).squeeze_dim(0),
+        };
+        self.config.attn_kv_layer_ids.iter().map(lend).collect()
+    }
+}
+
+impl<B: Backend> Drafter<B> for HSpec<B> {
+    fn kind(&self) -> &'static str {
+        "hspec"
+    }
+
+    fn max_draft(&self) -> usize {
+        self.config.block_size - 1
+    }
+
+    fn seed_layers(&self) -> &[usize] {
+        &self.fusion
+    }
+
+    fn vocabulary(&self) -> Option<&[TokenId]> {
+        let pruned = self.vocab.len() < self.config.transformer_layer_config.vocab_size;
+        pruned.then(|| self.vocab.targets())
+    }
+
+    fn draft(
+        &self,
+        start: &DraftStart<'_, B>,
+        k: usize,
+        pick: &mut dyn FnMut(usize, &[f32]) -> Result<TokenId>,
+    ) -> Result<Vec<TokenId>> {
+        let device = start.seed.device();
+        let prefixes = self.prefixes(start.cache);
+        let hidden = self.forward(&Blocks {
+            anchors: &[Anchor::at(start.cache.len())],
+            tokens: &[start.anchor],
+            seeds: start.seed.clone(),
+            prefixes: &prefixes,
+            slots: k + 1,
+        });
+        let [_, _, h] = hidden.dims();
+        // Slot 0 is the anchor itself: its logits are never needed.
+        let base = self.base_logits(hidden.clone().narrow(1, 1, k));
+        let base: Vec<f32> = base.into_data().iter::<f32>().collect();
+        let width = base.len() / k;
+        let slot = |t: usize| hidden.clone().narrow(1, t, 1).reshape([1, h]);
+        let id = |t: TokenId| Tensor::<B, 1, Int>::from_data(TensorData::new(vec![i64::from(t.0)], [1]), &device);
+        let mut head = self.model.markov_head.as_ref().map(|head| {
+            // The recurrent head first steps over the anchor's own slot.
+            let state = head.step(head.start(1, &device), id(start.anchor), slot(0)).1;
+            (head, Some(state))
+        });
+        let mut tokens = Vec::with_capacity(k);
+        let mut previous = start.anchor;
+        for t in 1..=k {
+            let mut logits = base[(t - 1) * width..t * width].to_vec();
+            if let Some((head, state)) = &mut head
+                && let Some(before) = state.take()
+            {
+                let (bias, after) = head.step(before, id(previous), slot(t));
+                *state = Some(after);
+                for (l, b) in logits.iter_mut().zip(bias.into_data().iter::<f32>()) {
+                    *l += b;
+                }
+            }
+            previous = pick(t, &logits)?;
+            tokens.push(previous);
+        }
+        Ok(tokens)
+    }
+
+    fn footprint(&self) -> Footprint {
+        let size = |frozen: bool| {
+            let all = params::list(&self.model).into_iter();
+            all.filter(|p| HSpecModel::<B>::frozen(&p.name) == frozen).map(|p| p.shape.iter().product::<usize>()).sum()
+        };
+        let seed = self.fusion.len() * self.config.transformer_layer_config.hidden_size;
+        Footprint {
+            params_trainable: size(false),
+            params_frozen: size(true),
+            kv_bytes_per_token: 0,
+            state_bytes: seed * size_of::<f32>(),
+        }
+    }
+}

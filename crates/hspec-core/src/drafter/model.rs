@@ -1,0 +1,168 @@
+//! The parameters of an H-Spec drafter; field paths are the file's tensor names.
+
+use crate::config::{HSpecConfig, SeedMode, SubLayerKind};
+use burn::{
+    module::{Module, Param, ParamId},
+    tensor::{Distribution, Int, Tensor, backend::Backend},
+};
+use hspec_attn::PrefixAttention;
+use hspec_heads::{ConfidenceHead, MarkovHead, MarkovKind};
+use hspec_mamba::{Mamba2Mixer, MambaConfig};
+use hspec_nn::{Linear, RmsNorm, SwiGlu};
+
+/// Standard deviation of fresh weights.
+const STD: f64 = 0.02;
+
+/// A table of vectors.
+#[derive(Module, Debug)]
+pub struct Embedding<B: Backend> {
+    /// `[rows, width]`.
+    pub weight: Param<Tensor<B, 2>>,
+}
+
+impl<B: Backend> Embedding<B> {
+    fn random(rows: usize, width: usize, device: &B::Device) -> Self {
+        let weight = Tensor::random([rows, width], Distribution::Normal(0.0, STD), device);
+        Self { weight: Param::initialized(ParamId::new(), weight) }
+    }
+
+    /// `ids: [n] -> [n, width]`.
+    pub fn forward(&self, ids: Tensor<B, 1, Int>) -> Tensor<B, 2> {
+        self.weight.val().select(0, ids)
+    }
+}
+
+/// One pre-norm residual sub-layer.
+#[derive(Module, Debug)]
+#[allow(missing_docs, clippy::large_enum_variant)] // the names are the file format's
+pub enum SubLayer<B: Backend> {
+    /// `h + Mixer(norm(h), S)`.
+    Mamba(MambaLayer<B>),
+    /// `h + Attention(norm(h))`.
+    Attention(AttentionLayer<B>),
+    /// `h + SwiGLU(norm(h))`.
+    Mlp(MlpLayer<B>),
+}
+
+/// A Mamba-2 sub-layer.
+#[derive(Module, Debug)]
+#[allow(missing_docs)] // the names are the file format's
+pub struct MambaLayer<B: Backend> {
+    pub ssm_norm: RmsNorm<B>,
+    pub ssm: Mamba2Mixer<B>,
+}
+
+/// An attention sub-layer.
+#[derive(Module, Debug)]
+#[allow(missing_docs)] // the names are the file format's
+pub struct AttentionLayer<B: Backend> {
+    pub input_layernorm: RmsNorm<B>,
+    pub self_attn: PrefixAttention<B>,
+}
+
+/// A feed-forward sub-layer.
+#[derive(Module, Debug)]
+#[allow(missing_docs)] // the names are the file format's
+pub struct MlpLayer<B: Backend> {
+    pub mlp_norm: RmsNorm<B>,
+    pub mlp: SwiGlu<B>,
+}
+
+/// All parameters (H-Spec section 3).
+#[derive(Module, Debug)]
+pub struct HSpecModel<B: Backend> {
+    /// Frozen copy of the target's, `[V, H]`.
+    pub embed_tokens: Embedding<B>,
+    /// Frozen rows of the target's head, `[Vd, H]`.
+    pub lm_head: Linear<B>,
+    /// Final norm.
+    pub norm: RmsNorm<B>,
+    /// Fuses the F captured states, `[H, F * H]`; absent without state injection.
+    pub fc: Option<Linear<B>>,
+    /// One norm per captured state, if configured.
+    pub fc_norm: Vec<RmsNorm<B>>,
+    /// Norm of the fused state.
+    pub hidden_norm: Option<RmsNorm<B>>,
+    /// Projections to Mamba states, `[heads * P * N, H]`.
+    pub seed_projs: Vec<Linear<B>>,
+    /// In the order of the pattern.
+    pub layers: Vec<SubLayer<B>>,
+    /// Restores the order inside a block, if configured.
+    pub markov_head: Option<MarkovHead<B>>,
+    /// Predicts acceptance, if configured.
+    pub confidence_head: Option<ConfidenceHead<B>>,
+}
+
+impl<B: Backend> HSpecModel<B> {
+    /// Fresh weights: `N(0, 0.02)`, norms one, biases zero, `A_log = ln(1..heads)`. For a validated
+    /// configuration.
+    pub fn init(config: &HSpecConfig, device: &B::Device) -> Self {
+        let layer = &config.transformer_layer_config;
+        let (h, d, eps) = (layer.hidden_size, config.head_dim(), layer.rms_norm_eps);
+        let mamba = MambaConfig {
+            hidden: h,
+            d_state: config.mamba_d_state,
+            num_heads: config.mamba_num_heads,
+            head_dim: config.mamba_head_dim,
+            n_groups: config.mamba_n_groups,
+            conv_kernel: config.mamba_conv_kernel,
+        };
+        let norm = |n| RmsNorm::ones(n, eps, device);
+        let linear = |input, output| Linear::random(input, output, false, STD, device);
+        let (q, kv) = (layer.num_attention_heads * d, layer.num_key_value_heads * d);
+        let sub_layer = |kind: &SubLayerKind| match kind {
+            SubLayerKind::Mamba => {
+                SubLayer::Mamba(MambaLayer { ssm_norm: norm(h), ssm: Mamba2Mixer::init(&mamba, device) })
+            }
+            SubLayerKind::Attention => SubLayer::Attention(AttentionLayer {
+                input_layernorm: norm(h),
+                self_attn: PrefixAttention {
+                    q_proj: linear(h, q),
+                    k_proj: linear(h, kv),
+                    v_proj: linear(h, kv),
+                    o_proj: linear(q, h),
+                    q_norm: config.use_qk_norm.then(|| norm(d)),
+                    k_norm: config.use_qk_norm.then(|| norm(d)),
+                    head_dim: d,
+                },
+            }),
+            SubLayerKind::Mlp => SubLayer::Mlp(MlpLayer {
+                mlp_norm: norm(h),
+                mlp: SwiGlu::random(h, layer.intermediate_size, STD, device),
+            }),
+        };
+        let seeded = !config.disable_mamba_init_state_injection;
+        let fused = config.latent_fusion_layer_ids.len();
+        let mamba_layers = config.block_pattern.0.iter().filter(|k| **k == SubLayerKind::Mamba).count();
+        let projections = match config.mamba_seed_mode {
+            SeedMode::PerLayer => mamba_layers,
+            SeedMode::Shared | SeedMode::Once => 1,
+        };
+        let state = config.mamba_num_heads * config.mamba_head_dim * config.mamba_d_state;
+        let markov = (config.markov_rank > 0).then(|| {
+            let kind: MarkovKind = config.markov_head_type.parse().unwrap_or(MarkovKind::Vanilla);
+            MarkovHead::init(kind, layer.vocab_size, config.draft_vocab_size, config.markov_rank, h, device)
+        });
+        let confidence = config.enable_confidence_head.then(|| {
+            let features = if config.confidence_head_with_markov { config.markov_rank } else { 0 };
+            ConfidenceHead::init(h + features, device)
+        });
+        Self {
+            embed_tokens: Embedding::random(layer.vocab_size, h, device),
+            lm_head: linear(h, config.draft_vocab_size),
+            norm: norm(h),
+            fc: seeded.then(|| linear(fused * h, h)),
+            fc_norm: (0..if seeded && config.fc_norm { fused } else { 0 }).map(|_| norm(h)).collect(),
+            hidden_norm: seeded.then(|| norm(h)),
+            seed_projs: (0..if seeded { projections } else { 0 }).map(|_| linear(h, state)).collect(),
+            layers: config.block_pattern.0.iter().map(sub_layer).collect(),
+            markov_head: markov,
+            confidence_head: confidence,
+        }
+    }
+
+    /// Whether the parameter of this name is a copy of the target's that no one trains.
+    pub fn frozen(name: &str) -> bool {
+        matches!(name, "embed_tokens.weight" | "lm_head.weight")
+    }
+}

@@ -1,0 +1,141 @@
+//! The Mamba-2 mixer.
+
+// Fields carry the tensor names of checkpoints, and the derived record types repeat them.
+#![allow(non_snake_case)]
+
+use crate::{CausalConv1d, MambaConfig, SsdInputs, softplus, ssd_scan};
+use burn::{
+    module::{Module, Param, ParamId},
+    tensor::{DType, Tensor, backend::Backend},
+};
+use hspec_nn::{Linear, RmsNorm, contiguous, silu};
+
+/// Standard deviation of fresh weights.
+const INIT_STD: f64 = 0.02;
+/// The gated norm's epsilon; it does not follow the model's `rms_norm_eps`.
+const NORM_EPS: f64 = 1e-5;
+
+/// Input projection, causal convolution, state space scan, gated norm, output projection:
+///
+/// ```text
+/// [gate | xBC | Δ] = W_in u                   x, B, C = split(silu(conv(xBC)))
+/// y = SSD(x, softplus(Δ + bias), -exp(A_log), B, C, D)
+/// out = W_out RMSNorm(y · silu(gate))         the gate comes before the statistics
+/// ```
+///
+/// Field paths are the tensor names of released drafters.
+#[derive(Module, Debug)]
+pub struct Mamba2Mixer<B: Backend> {
+    /// `[2·d_inner + 2·n_groups·d_state + num_heads, hidden]`: gate, x, B, C, step sizes.
+    pub in_proj: Linear<B>,
+    /// Over the channels of x, B and C.
+    pub conv1d: CausalConv1d<B>,
+    /// `[num_heads]`: logarithm of the negated decay rate.
+    pub A_log: Param<Tensor<B, 1>>,
+    /// `[num_heads]`: direct path.
+    pub D: Param<Tensor<B, 1>>,
+    /// `[num_heads]`: added to the step sizes before the softplus.
+    pub dt_bias: Param<Tensor<B, 1>>,
+    /// Over the whole inner width.
+    pub norm: RmsNorm<B>,
+    /// `[hidden, d_inner]`.
+    pub out_proj: Linear<B>,
+    /// The one size that the shapes above do not determine.
+    n_groups: usize,
+}
+
+impl<B: Backend> Mamba2Mixer<B> {
+    /// Fresh weights: matrices and convolution from `N(0, 0.02)`, biases 0, norm and D one, and decay
+    /// rates `-1, -2, .., -num_heads`. The config must be [valid](MambaConfig::validate).
+    pub fn init(config: &MambaConfig, device: &B::Device) -> Self {
+        let heads = config.num_heads;
+        let param = |value: Tensor<B, 1>| Param::initialized(ParamId::new(), value);
+        let rates: Vec<f32> = (1..=heads).map(|q| (q as f32).ln()).collect();
+        Self {
+            in_proj: Linear::random(config.hidden, config.in_proj_dim(), false, INIT_STD, device),
+            conv1d: CausalConv1d::random(config.conv_dim(), config.conv_kernel, INIT_STD, device),
+            A_log: param(Tensor::from_floats(rates.as_slice(), device)),
+            D: param(Tensor::ones([heads], device)),
+            dt_bias: param(Tensor::zeros([heads], device)),
+            norm: RmsNorm::ones(config.d_inner(), NORM_EPS, device),
+            out_proj: Linear::random(config.d_inner(), config.hidden, false, INIT_STD, device),
+            n_groups: config.n_groups,
+        }
+    }
+
+    /// The sizes, read off the weights.
+    pub fn config(&self) -> MambaConfig {
+        let [hidden, d_inner] = self.out_proj.weight.dims();
+        let [conv_dim, _, conv_kernel] = self.conv1d.weight.dims();
+        let [num_heads] = self.A_log.dims();
+        MambaConfig {
+            hidden,
+            d_state: (conv_dim - d_inner) / (2 * self.n_groups),
+            num_heads,
+            head_dim: d_inner / num_heads,
+            n_groups: self.n_groups,
+            conv_kernel,
+        }
+    }
+
+    /// `x: [b, l, hidden]` and the state before the first step, `[b, num_heads, head_dim, d_state]`
+    /// (default zeros), to the output `[b, l, hidden]` and the state after the last step. The
+    /// convolution always starts from zeros, whatever the state.
+    pub fn forward(&self, x: Tensor<B, 3>, initial: Option<Tensor<B, 4>>) -> (Tensor<B, 3>, Tensor<B, 4>) {
+        let [b, l, hidden] = x.dims();
+        let MambaConfig { d_state: n, num_heads: h, head_dim: p, n_groups: g, .. } = self.config();
+        let (d_inner, conv_dim) = (h * p, h * p + 2 * g * n);
+
+        let u = self.in_proj.forward(x.reshape([b * l, hidden]));
+        let part = |start, length| contiguous(u.clone().narrow(1, start, length));
+        let gate = part(0, d_inner);
+        let xbc = part(d_inner, conv_dim).reshape([b, l, conv_dim]);
+        let dt = part(d_inner + conv_dim, h).cast(DType::F32);
+
+        let xbc = silu(self.conv1d.forward(xbc));
+        let part = |start, length| xbc.clone().narrow(2, start, length);
+        let dt = softplus(dt + self.dt_bias.val().cast(DType::F32).unsqueeze());
+        let inputs = SsdInputs {
+            x: part(0, d_inner).reshape([b, l, h, p]),
+            dt: dt.reshape([b, l, h]),
+            a: self.A_log.val().cast(DType::F32).exp().neg(),
+            b: part(d_inner, g * n).reshape([b, l, g, n]),
+            c: part(d_inner + g * n, g * n).reshape([b, l, g, n]),
+            d: self.D.val(),
+        };
+        let (y, state) = ssd_scan(inputs, initial);
+
+        let y = self.norm.forward(y.reshape([b * l, d_inner]) * silu(gate));
+        (self.out_proj.forward(y).reshape([b, l, hidden]), state)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    type B = burn_ndarray::NdArray;
+
+    #[test]
+    fn parameters_carry_checkpoint_names_and_fresh_values() {
+        let config =
+            MambaConfig { hidden: 6, d_state: 2, num_heads: 3, head_dim: 4, n_groups: 3, conv_kernel: 4 };
+        let mixer = Mamba2Mixer::<B>::init(&config, &Default::default());
+        assert_eq!(mixer.config(), config);
+        let shapes: Vec<_> = hspec_nn::params::list(&mixer).into_iter().map(|p| (p.name, p.shape)).collect();
+        let expected: [(&str, &[usize]); 8] = [
+            ("in_proj.weight", &[39, 6]),
+            ("conv1d.weight", &[24, 1, 4]),
+            ("conv1d.bias", &[24]),
+            ("A_log", &[3]),
+            ("D", &[3]),
+            ("dt_bias", &[3]),
+            ("norm.weight", &[12]),
+            ("out_proj.weight", &[6, 12]),
+        ];
+        assert_eq!(shapes, expected.map(|(name, shape)| (name.to_owned(), shape.to_vec())));
+        let rates = mixer.A_log.val().exp().into_data().to_vec::<f32>().unwrap();
+        for (rate, expected) in rates.iter().zip([1.0, 2.0, 3.0]) {
+            approx::assert_abs_diff_eq!(*rate, expected, epsilon = 1e-5);
+        }
+    }
+}

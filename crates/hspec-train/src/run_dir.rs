@@ -1,0 +1,176 @@
+//! The folder of a run: what is written when, so that a kill loses at most one interval.
+
+use crate::{optim::Optimizers, recipe::Recipe};
+use burn::{module::AutodiffModule, tensor::backend::AutodiffBackend};
+use hspec_core::{
+    Error, Result,
+    checkpoint::{StoreAs, read_json, write_atomic},
+    drafter::HSpec,
+};
+use serde::{Deserialize, Serialize};
+use std::{
+    fs::{self, OpenOptions},
+    io::Write,
+    path::{Path, PathBuf},
+};
+
+/// Checkpoints kept.
+const KEEP: usize = 2;
+const OPTIMIZERS: [&str; 3] = ["muon.bin", "adamw_decayed.bin", "adamw_plain.bin"];
+
+/// Where training stands.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Progress {
+    /// Steps done.
+    pub step: usize,
+    /// Epoch of the next document.
+    pub epoch: u64,
+    /// Its place in the epoch's order.
+    pub cursor: usize,
+    /// Best simulated tau so far.
+    pub best_tau: f64,
+}
+
+/// The folder.
+#[derive(Debug, Clone)]
+pub struct RunDir(PathBuf);
+
+impl RunDir {
+    /// Opens the folder of a run. A fresh run refuses one that holds another run; a resumed run must
+    /// find the same recipe.
+    ///
+    /// # Errors
+    /// A folder that cannot be written, holds another run, or (resuming) another recipe.
+    pub fn open(path: &Path, recipe: &Recipe, resume: bool) -> Result<Self> {
+        fs::create_dir_all(path).map_err(Error::io(path))?;
+        let dir = Self(path.to_owned());
+        let file = dir.file("recipe.toml");
+        if file.exists() && !resume {
+            return Err(Error::invalid(path, "folder", "another run", "an empty folder, or --resume"));
+        }
+        if file.exists() {
+            if Recipe::read(&file)? != *recipe {
+                return Err(Error::invalid(&file, "recipe", "another recipe", "the one to resume with"));
+            }
+        } else {
+            write_atomic(&file, |out| out.write_all(recipe.resolved().as_bytes()))?;
+        }
+        Ok(dir)
+    }
+
+    /// A file in it.
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    /// The drafter with the best simulated tau.
+    pub fn best(&self) -> PathBuf {
+        self.file("best")
+    }
+
+    fn checkpoints(&self) -> Result<Vec<(usize, PathBuf)>> {
+        let mut found = Vec::new();
+        for entry in fs::read_dir(&self.0).map_err(Error::io(&self.0))? {
+            let path = entry.map_err(Error::io(&self.0))?.path();
+            let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+            if let Some(step) = name.strip_prefix("step-").and_then(|s| s.parse().ok()) {
+                found.push((step, path));
+            }
+        }
+        found.sort();
+        Ok(found)
+    }
+
+    /// Writes a checkpoint under a temporary name and renames it when it is whole.
+    ///
+    /// # Errors
+    /// When the folder cannot be written.
+    pub fn save<B: AutodiffBackend, M: AutodiffModule<B>>(
+        &self,
+        drafter: &HSpec<B::InnerBackend>,
+        optimizers: &Optimizers<B, M>,
+        progress: &Progress,
+    ) -> Result<()> {
+        let part = self.file("checkpoint.part");
+        if part.exists() {
+            fs::remove_dir_all(&part).map_err(Error::io(&part))?;
+        }
+        drafter.save(&part, StoreAs::F32, false)?;
+        for (name, bytes) in OPTIMIZERS.iter().zip(optimizers.save()?) {
+            write_atomic(&part.join(name), |out| out.write_all(&bytes))?;
+        }
+        write_json(&part.join("progress.json"), progress)?;
+        let whole = self.file(&format!("step-{:06}", progress.step));
+        if whole.exists() {
+            fs::remove_dir_all(&whole).map_err(Error::io(&whole))?;
+        }
+        fs::rename(&part, &whole).map_err(Error::io(&whole))?;
+        let all = self.checkpoints()?;
+        for (_, old) in all.iter().rev().skip(KEEP) {
+            fs::remove_dir_all(old).map_err(Error::io(old))?;
+        }
+        Ok(())
+    }
+
+    /// The newest checkpoint that can be read: its folder and progress. A damaged one is reported and
+    /// the one before it is used.
+    ///
+    /// # Errors
+    /// When the folder cannot be read, or there are checkpoints but none is whole.
+    pub fn newest(&self) -> Result<Option<(PathBuf, Progress)>> {
+        let mut last = None;
+        for (_, path) in self.checkpoints()?.into_iter().rev() {
+            match read_json::<Progress>(&path.join("progress.json")) {
+                Ok(progress) => return Ok(Some((path, progress))),
+                Err(error) => {
+                    tracing::warn!("checkpoint {} is damaged, trying the one before: {error}", path.display());
+                    last = Some(error);
+                }
+            }
+        }
+        last.map_or(Ok(None), Err)
+    }
+
+    /// The optimisers' state of a checkpoint.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub fn optimizers(checkpoint: &Path) -> Result<[Vec<u8>; 3]> {
+        let read = |name: &str| {
+            let path = checkpoint.join(name);
+            fs::read(&path).map_err(Error::io(&path))
+        };
+        Ok([read(OPTIMIZERS[0])?, read(OPTIMIZERS[1])?, read(OPTIMIZERS[2])?])
+    }
+
+    /// Appends a line to the metrics.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn log(&self, line: &impl Serialize) -> Result<()> {
+        let path = self.file("metrics.jsonl");
+        let mut file = OpenOptions::new().create(true).append(true).open(&path).map_err(Error::io(&path))?;
+        let line = serde_json::to_string(line).expect("metrics are numbers");
+        writeln!(file, "{line}").map_err(Error::io(&path))
+    }
+
+    /// Drops metrics of steps after `step`, which a resumed run will write again.
+    ///
+    /// # Errors
+    /// When they cannot be read or written.
+    pub fn rewind_metrics(&self, step: usize) -> Result<()> {
+        let path = self.file("metrics.jsonl");
+        let Ok(text) = fs::read_to_string(&path) else { return Ok(()) };
+        let keep = |line: &&str| {
+            let value: Option<serde_json::Value> = serde_json::from_str(line).ok();
+            value.and_then(|v| v["step"].as_u64()).is_some_and(|s| s as usize <= step)
+        };
+        let kept: String = text.lines().filter(keep).map(|l| format!("{l}\n")).collect();
+        write_atomic(&path, |out| out.write_all(kept.as_bytes()))
+    }
+}
+
+fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
+    let text = serde_json::to_string_pretty(value).expect("plain numbers always serialise");
+    write_atomic(path, |out| out.write_all(text.as_bytes()))
+}

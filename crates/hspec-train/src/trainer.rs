@@ -1,0 +1,311 @@
+//! The loop: responses, features, anchors, loss, step, checkpoint.
+
+use crate::{
+    features::FeatureStore,
+    loss::{self, Agreement, LossConfig, Weighting},
+    optim::{Optimizers, schedule},
+    pack::{Anchors, shuffled},
+    recipe::Recipe,
+    responses::Response,
+    run_dir::{Progress, RunDir},
+    vocab, warm,
+};
+use burn::{
+    module::AutodiffModule,
+    tensor::backend::AutodiffBackend,
+};
+use hspec_core::{
+    Error, Result, TokenId,
+    config::Family,
+    decode::{Decoder, Request, SamplingParams},
+    drafter::{Drafter, HSpec, HSpecModel, pruned_head},
+    target::Target,
+};
+use hspec_nn::{Linear, RmsNorm, params};
+use serde::Serialize;
+use std::{ops::ControlFlow, path::Path, time::Instant};
+
+/// What a step measured; a line of `metrics.jsonl`.
+#[derive(Debug, Clone, Serialize)]
+pub struct StepMetrics {
+    /// Steps done, this one included.
+    pub step: usize,
+    /// The objective.
+    pub loss: f64,
+    /// Its cross-entropy term.
+    pub ce: f64,
+    /// Its total variation term.
+    pub tv: f64,
+    /// Its confidence term.
+    pub confidence: f64,
+    /// Agreement with the target's best token at slots 1..K-1.
+    pub accuracy: Vec<f64>,
+    /// Expected accepted length from those, without the bonus token.
+    pub expected_length: f64,
+    /// Global gradient norm before clipping.
+    pub grad_norm: f64,
+    /// Share of the peak learning rate.
+    pub lr_scale: f64,
+    /// Anchors in the step.
+    pub anchors: usize,
+    /// Packed tokens per second.
+    pub tokens_per_second: f64,
+    /// Seconds of the step.
+    pub seconds: f64,
+}
+
+/// Simulated acceptance through the decoding path; a line of `metrics.jsonl`.
+#[derive(Debug, Clone, Serialize)]
+pub struct Simulation {
+    /// Steps done.
+    pub step: usize,
+    /// Tokens per target pass on held-out prompts, greedy.
+    pub tau: f64,
+    /// Rounds behind it.
+    pub rounds: usize,
+}
+
+/// What a run tells its caller.
+#[derive(Debug, Clone)]
+pub enum Event<'a> {
+    /// Before the first step.
+    Start {
+        /// Documents to train on.
+        documents: usize,
+        /// Their supervised tokens.
+        supervised: usize,
+        /// Share of those that the draft vocabulary holds.
+        coverage: f64,
+        /// Trained parameters.
+        parameters: usize,
+        /// Steps done before.
+        resumed_at: usize,
+        /// Steps in all.
+        steps: usize,
+    },
+    /// After a step.
+    Step(&'a StepMetrics),
+    /// After a measurement.
+    Simulated(&'a Simulation),
+}
+
+/// A training run.
+pub struct Trainer<'a, B: AutodiffBackend> {
+    /// What to do.
+    pub recipe: &'a Recipe,
+    /// Names the recipe in errors.
+    pub recipe_file: &'a Path,
+    /// The frozen target.
+    pub target: &'a Target<B::InnerBackend>,
+    /// Name or path of the target, for the checkpoint.
+    pub target_name: &'a str,
+    /// Tokens that end a response.
+    pub stop_tokens: &'a [TokenId],
+}
+
+impl<B: AutodiffBackend> Trainer<'_, B> {
+    /// Trains on responses until the recipe's last step and returns the best drafter by simulated
+    /// acceptance, which also lies in the folder.
+    ///
+    /// # Errors
+    /// A recipe that does not fit the target or the data, a folder that cannot be written, a loss or
+    /// gradient that is not finite (the last checkpoint is whole then).
+    pub fn run(
+        &self,
+        responses: &[Response],
+        dir: &RunDir,
+        report: &mut dyn FnMut(Event<'_>),
+    ) -> Result<HSpec<B::InnerBackend>> {
+        let recipe = &self.recipe.train;
+        let device = self.target.device();
+        let (held_out, training) = self.split(responses)?;
+        let resumed = dir.newest()?;
+        let (mut drafter, mut progress) = match &resumed {
+            Some((path, progress)) => (HSpec::load(path, Some(self.target), device)?, progress.clone()),
+            None => (self.fresh(training)?, Progress { step: 0, epoch: 0, cursor: 0, best_tau: 0.0 }),
+        };
+        dir.rewind_metrics(progress.step)?;
+        let vocab = drafter.vocab.clone();
+        let mut store = FeatureStore::new(self.target, &drafter.config, recipe.feature_cache_mib << 20);
+        let norm = RmsNorm::<B>::new(lift(self.target.norm().weight.val()), self.target.norm().eps);
+        let head = pruned_head(self.target, &vocab);
+        let head = Linear::<B>::new(lift(head.weight.val()), None);
+        let mut learner = self.learner(&drafter)?;
+        let mut optimizers = Optimizers::new(&learner.model, recipe);
+        if let Some((path, _)) = &resumed {
+            optimizers = optimizers.load(RunDir::optimizers(path)?, device)?;
+        }
+        report(Event::Start {
+            documents: training.len(),
+            supervised: training.iter().map(|r| r.response_ids.len()).sum(),
+            coverage: vocab::coverage(training, vocab.targets()),
+            parameters: drafter.footprint().params_trainable,
+            resumed_at: progress.step,
+            steps: recipe.steps,
+        });
+        if progress.step == 0 {
+            let simulation = self.simulate(&drafter, held_out, 0)?;
+            dir.log(&simulation)?;
+            report(Event::Simulated(&simulation));
+        }
+        while progress.step < recipe.steps {
+            let start = Instant::now();
+            let documents = next_documents(training, recipe.tokens_per_step, recipe.seed, &mut progress);
+            let packed = store.pack(&documents)?.constant::<B>();
+            let block = drafter.config.block_size;
+            let anchors =
+                Anchors::draw(&packed.loss_mask, block, recipe.anchors_per_step, recipe.seed, progress.step as u64);
+            let scale = schedule(progress.step, recipe.steps, recipe.warmup);
+            progress.step += 1;
+            if anchors.index.is_empty() {
+                tracing::warn!("step {} has no supervised token to draft from and changes nothing", progress.step);
+                continue;
+            }
+            let forward = packed.forward(&learner, &anchors, &norm, &head);
+            let agreement =
+                Agreement::count(forward.logits.clone().inner(), forward.targets.clone().inner(), &forward.mask.clone().inner());
+            let elements = loss::elements(forward.logits, forward.targets, forward.confidence);
+            let loss = loss::loss(elements, forward.mask, &self.objective());
+            let scalar = |t: &burn::tensor::Tensor<B, 1>| f64::from(t.clone().into_data().iter::<f32>().next().unwrap_or(f32::NAN));
+            let mut metrics = StepMetrics {
+                step: progress.step,
+                loss: scalar(&loss.total),
+                ce: scalar(&loss.ce),
+                tv: scalar(&loss.tv),
+                confidence: scalar(&loss.confidence),
+                accuracy: (1..block).map(|t| agreement.accuracy(t)).collect(),
+                expected_length: agreement.expected_length(),
+                grad_norm: 0.0,
+                lr_scale: scale,
+                anchors: anchors.index.len(),
+                tokens_per_second: 0.0,
+                seconds: 0.0,
+            };
+            let failed = |what: String| {
+                Error::Mismatch(format!("step {}: {what}; the last checkpoint is whole", progress.step))
+            };
+            if !metrics.loss.is_finite() {
+                return Err(failed("the loss is not finite".into()));
+            }
+            let (model, grad_norm) =
+                optimizers.step(scale, learner.model, loss.total.backward()).map_err(|e| failed(e.to_string()))?;
+            learner.model = model;
+            metrics.grad_norm = grad_norm;
+            metrics.seconds = start.elapsed().as_secs_f64();
+            metrics.tokens_per_second = packed.ids.len() as f64 / metrics.seconds;
+            dir.log(&metrics)?;
+            report(Event::Step(&metrics));
+
+            let last = progress.step == recipe.steps;
+            let measure = last || progress.step.is_multiple_of(recipe.evaluate_every);
+            let save = last || progress.step.is_multiple_of(recipe.checkpoint_every);
+            if measure || save {
+                drafter.model = learner.model.valid();
+            }
+            if measure {
+                let simulation = self.simulate(&drafter, held_out, progress.step)?;
+                dir.log(&simulation)?;
+                report(Event::Simulated(&simulation));
+                if simulation.tau >= progress.best_tau {
+                    progress.best_tau = simulation.tau;
+                    drafter.save(&dir.best(), hspec_core::checkpoint::StoreAs::Bf16, false)?;
+                }
+            }
+            if save {
+                dir.save(&drafter, &optimizers, &progress)?;
+            }
+        }
+        HSpec::load(&dir.best(), Some(self.target), device)
+    }
+
+    fn objective(&self) -> LossConfig {
+        let r = &self.recipe.train;
+        LossConfig { ce: r.ce, tv: r.tv, confidence: r.confidence, weighting: Weighting::Decay { gamma: r.gamma } }
+    }
+
+    fn split<'r>(&self, responses: &'r [Response]) -> Result<(&'r [Response], &'r [Response])> {
+        let held_out = self.recipe.data.validation;
+        if responses.len() <= held_out {
+            return Err(Error::Mismatch(format!(
+                "{} responses are too few to keep {held_out} of them for validation",
+                responses.len()
+            )));
+        }
+        Ok(responses.split_at(held_out))
+    }
+
+    fn fresh(&self, training: &[Response]) -> Result<HSpec<B::InnerBackend>> {
+        let config = warm::config(self.recipe, self.target, self.target_name, self.recipe_file)?;
+        let kept = vocab::most_frequent(training, self.target.config().vocab_size, config.draft_vocab_size);
+        warm::drafter(config, self.target, kept, self.recipe, self.recipe_file)
+    }
+
+    /// The same drafter with gradients.
+    fn learner(&self, drafter: &HSpec<B::InnerBackend>) -> Result<HSpec<B>> {
+        let device = self.target.device();
+        let values = params::collect(&drafter.model);
+        // Norms of queries and keys that the target has are the target's and stay so.
+        let own_norms = self.target.config().family != Family::Qwen3;
+        let trained = |name: &str| {
+            let head_norm = name.ends_with("q_norm.weight") || name.ends_with("k_norm.weight");
+            !HSpecModel::<B>::frozen(name) && (own_norms || !head_norm)
+        };
+        let model = HSpecModel::<B>::init(&drafter.config, device);
+        let model = params::fill(model, device, |n| values.get(n).cloned(), trained)
+            .map_err(|e| Error::Mismatch(e.to_string()))?;
+        HSpec::new(drafter.config.clone(), model, drafter.vocab.clone(), self.recipe_file)
+    }
+
+    fn simulate(&self, drafter: &HSpec<B::InnerBackend>, held_out: &[Response], step: usize) -> Result<Simulation> {
+        let decoder = Decoder::new(self.target, Some(drafter as &dyn Drafter<B::InnerBackend>));
+        let (mut emitted, mut rounds) = (0, 0);
+        for (id, response) in held_out.iter().enumerate() {
+            let request = Request {
+                prompt: &response.prompt_ids,
+                sampling: SamplingParams::greedy(),
+                seed: self.recipe.train.seed,
+                id: id as u64,
+                max_new_tokens: self.recipe.train.evaluate_tokens,
+                k: drafter.max_draft(),
+                stop_tokens: self.stop_tokens,
+            };
+            let generation = decoder.generate(&request, &mut |_| ControlFlow::Continue(()))?;
+            rounds += generation.rounds.len();
+            emitted += generation.rounds.iter().map(|r| r.accepted + usize::from(!r.stopped)).sum::<usize>();
+        }
+        Ok(Simulation { step, tau: emitted as f64 / rounds.max(1) as f64, rounds })
+    }
+}
+
+/// A constant of the autodiff backend.
+fn lift<B: AutodiffBackend, const D: usize>(
+    tensor: burn::tensor::Tensor<B::InnerBackend, D>,
+) -> burn::tensor::Tensor<B, D> {
+    burn::tensor::Tensor::from_inner(tensor)
+}
+
+/// The documents of the next step, in the epochs' order: as many as fit, at least one.
+fn next_documents<'r>(
+    training: &'r [Response],
+    tokens: usize,
+    seed: u64,
+    progress: &mut Progress,
+) -> Vec<(usize, &'r Response)> {
+    let mut order = shuffled(training.len(), seed, progress.epoch);
+    let (mut documents, mut total) = (Vec::new(), 0);
+    loop {
+        if progress.cursor == order.len() {
+            progress.epoch += 1;
+            progress.cursor = 0;
+            order = shuffled(training.len(), seed, progress.epoch);
+        }
+        let number = order[progress.cursor];
+        let document = &training[number];
+        total += document.prompt_ids.len() + document.response_ids.len();
+        if total > tokens && !documents.is_empty() {
+            return documents;
+        }
+        documents.push((number, document));
+        progress.cursor += 1;
+    }
+}

@@ -1,0 +1,43 @@
+//! The pruned vocabulary, by counted responses.
+
+use crate::responses::Response;
+use hspec_core::TokenId;
+
+/// The `size` most frequent response tokens (ties: the lower id), filled up with the lowest unused ids;
+/// ascending.
+pub fn most_frequent(responses: &[Response], vocab: usize, size: usize) -> Vec<TokenId> {
+    let mut counts = vec![0u64; vocab];
+    for token in responses.iter().flat_map(|r| &r.response_ids) {
+        if let Some(count) = counts.get_mut(token.index()) {
+            *count += 1;
+        }
+    }
+    let mut ids: Vec<u32> = (0..vocab as u32).collect();
+    // Stable, so that ties and the unused ids at the end stay in ascending order.
+    ids.sort_by_key(|&id| std::cmp::Reverse(counts[id as usize]));
+    ids.truncate(size);
+    ids.sort_unstable();
+    ids.into_iter().map(TokenId).collect()
+}
+
+/// Share of the response tokens that a vocabulary holds.
+pub fn coverage(responses: &[Response], kept: &[TokenId]) -> f64 {
+    let tokens = responses.iter().flat_map(|r| &r.response_ids);
+    let inside = tokens.clone().filter(|t| kept.binary_search(t).is_ok()).count();
+    inside as f64 / (tokens.count() as f64).max(1.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frequent_tokens_first_then_the_lowest_unused() {
+        let ids = |v: &[u32]| v.iter().copied().map(TokenId).collect::<Vec<_>>();
+        let response = Response { id: "a".into(), prompt_ids: ids(&[9]), response_ids: ids(&[7, 5, 7, 6, 5]) };
+        let responses = [response];
+        assert_eq!(most_frequent(&responses, 10, 2), ids(&[5, 7]));
+        assert_eq!(most_frequent(&responses, 10, 5), ids(&[0, 1, 5, 6, 7]));
+        assert_eq!(coverage(&responses, &ids(&[5, 7])), 0.8);
+    }
+}

@@ -1,0 +1,203 @@
+//! A fresh drafter for a target: configuration, vocabulary, and the weights it starts from.
+
+use crate::recipe::{Recipe, Shape, WarmStart};
+use burn::tensor::backend::Backend;
+use hspec_core::{
+    Error, Result, TokenId,
+    config::{AttnRope, Family, HSpecConfig, LayerConfig, ProposalMethod, SeedMode, SpeculatorsConfig, Verifier},
+    drafter::{DraftVocab, HSpec, HSpecModel, SubLayer, pruned_head},
+    target::Target,
+};
+use hspec_nn::{Linear, params};
+use serde_json::json;
+use std::path::Path;
+
+/// The configuration that a recipe gives for a target; `file` names the recipe in errors.
+///
+/// # Errors
+/// A shape that cannot be right or does not fit the target.
+pub fn config<B: Backend>(recipe: &Recipe, target: &Target<B>, name: &str, file: &Path) -> Result<HSpecConfig> {
+    let Shape {
+        block_pattern, block_size, fusion_layers, kv_layers, intermediate_size, mamba_heads, mamba_head_dim,
+        mamba_state, mamba_groups, mamba_conv, draft_vocab, markov_rank, sliding_window, mask_token,
+    } = &recipe.drafter;
+    let t = target.config();
+    let attention = block_pattern.split_whitespace().filter(|w| w.eq_ignore_ascii_case("attention")).count();
+    let mut kv_set = kv_layers.clone();
+    kv_set.sort_unstable();
+    kv_set.dedup();
+    let rope = &t.rope_parameters;
+    let qk_norm = t.family == Family::Qwen3;
+    let extra = |value: serde_json::Value| value.as_object().cloned().unwrap_or_default();
+    let rope_of_target = AttnRope {
+        rope_parameters: rope.clone(),
+        sliding_window: None,
+        layer_type: Some("full_attention".into()),
+    };
+    let pattern = serde_json::from_value(json!(block_pattern))
+        .map_err(|e| Error::invalid(file, "drafter.block_pattern", e.to_string(), "mamba, attention and mlp"))?;
+    let config = HSpecConfig {
+        speculators_model_type: "mamba_attn_hybrid".into(),
+        architectures: vec!["MambaAttnHybridDraftModel".into()],
+        draft_vocab_size: *draft_vocab,
+        block_size: *block_size,
+        max_anchors: recipe.train.anchors_per_step,
+        aux_hidden_state_layer_ids: kv_set,
+        mask_token_id: *mask_token,
+        latent_fusion_layer_ids: fusion_layers.clone(),
+        attn_kv_layer_ids: kv_layers.clone(),
+        block_pattern: pattern,
+        attn_rope: Some(vec![rope_of_target; attention]),
+        use_qk_norm: qk_norm,
+        mamba_d_state: *mamba_state,
+        mamba_num_heads: *mamba_heads,
+        mamba_head_dim: *mamba_head_dim,
+        mamba_n_groups: *mamba_groups,
+        mamba_conv_kernel: *mamba_conv,
+        mamba_seed_mode: SeedMode::Shared,
+        fc_norm: false,
+        disable_mamba_init_state_injection: false,
+        disable_target_kv_reuse: false,
+        markov_rank: *markov_rank,
+        markov_head_type: "vanilla".into(),
+        enable_confidence_head: true,
+        confidence_head_with_markov: *markov_rank > 0,
+        sliding_window_non_causal: false,
+        sliding_window_prefix: 0,
+        transformer_layer_config: LayerConfig {
+            vocab_size: t.vocab_size,
+            hidden_size: t.hidden_size,
+            intermediate_size: *intermediate_size,
+            num_hidden_layers: attention,
+            num_attention_heads: t.num_attention_heads,
+            num_key_value_heads: t.num_key_value_heads,
+            head_dim: Some(t.head_dim),
+            rms_norm_eps: t.rms_norm_eps,
+            layer_types: Some(vec!["sliding_attention".into(); attention]),
+            sliding_window: Some(*sliding_window),
+            extra: extra(json!({
+                "model_type": "qwen3",
+                "hidden_act": "silu",
+                "max_position_embeddings": t.max_position_embeddings,
+                "attention_bias": false,
+                "attention_dropout": 0.0,
+                "use_sliding_window": true,
+                "rope_parameters": rope,
+                "partial_rotary_factor": rope.partial_rotary_factor.unwrap_or(1.0),
+                "tie_word_embeddings": false,
+                "use_qk_norm": qk_norm,
+            })),
+        },
+        speculators_config: SpeculatorsConfig {
+            algorithm: "mamba_attn_hybrid".into(),
+            default_proposal_method: "greedy".into(),
+            proposal_methods: vec![ProposalMethod {
+                proposal_type: "greedy".into(),
+                speculative_tokens: block_size.saturating_sub(1),
+                verifier_accept_k: 1,
+                accept_tolerance: 0.0,
+            }],
+            verifier: Verifier {
+                name_or_path: Some(name.into()),
+                architectures: vec![architecture(t.family).into()],
+            },
+        },
+        extra: extra(json!({
+            "mamba_expand": 1,
+            "tie_word_embeddings": false,
+            "trainable_q_proj": true,
+            "trainable_kv_proj": true,
+            "trainable_q_norm": false,
+            "trainable_k_norm": false,
+            "verifier_layer_prefix": "model.layers",
+        })),
+    };
+    config.validate(file)?;
+    config.check_target(t)?;
+    Ok(config)
+}
+
+fn architecture(family: Family) -> &'static str {
+    match family {
+        Family::Qwen3 => "Qwen3ForCausalLM",
+        _ => "LlamaForCausalLM",
+    }
+}
+
+/// A fresh drafter whose copies and warm start come from the target.
+///
+/// # Errors
+/// A warm start that the shapes do not allow.
+pub fn drafter<B: Backend>(
+    config: HSpecConfig,
+    target: &Target<B>,
+    vocab: Vec<TokenId>,
+    recipe: &Recipe,
+    file: &Path,
+) -> Result<HSpec<B>> {
+    B::seed(target.device(), recipe.train.seed);
+    let vocab = DraftVocab::new(vocab, target.config().vocab_size, file)?;
+    let mut model = HSpecModel::init(&config, target.device());
+    model.embed_tokens.weight = model.embed_tokens.weight.map(|_| target.embedding().clone());
+    model.lm_head = pruned_head(target, &vocab);
+    copy_layers(&mut model, &config, target, recipe, file)?;
+    let values = params::collect(&model);
+    let model = params::fill(model, target.device(), |n| values.get(n).cloned(), |_| false)
+        .map_err(|e| Error::Mismatch(format!("warm start: {e}")))?;
+    HSpec::new(config, model, vocab, file)
+}
+
+fn copy_layers<B: Backend>(
+    model: &mut HSpecModel<B>,
+    config: &HSpecConfig,
+    target: &Target<B>,
+    recipe: &Recipe,
+    file: &Path,
+) -> Result<()> {
+    let whole = recipe.train.warm_start == WarmStart::Layers;
+    let from = |id: usize, field: &str| {
+        target.layer(id).ok_or_else(|| {
+            let layers = target.config().num_hidden_layers;
+            Error::invalid(file, field, id.to_string(), format!("a layer of the target, below {layers}"))
+        })
+    };
+    let copy = |linear: &mut Linear<B>, source: &Linear<B>| linear.weight = source.weight.clone();
+    let (mut attention, mut mlp) = (0, 0);
+    for sub_layer in &mut model.layers {
+        match sub_layer {
+            SubLayer::Attention(layer) => {
+                let source = from(config.attn_kv_layer_ids[attention], "drafter.kv_layers")?;
+                attention += 1;
+                copy(&mut layer.self_attn.q_proj, &source.q_proj);
+                copy(&mut layer.self_attn.k_proj, &source.k_proj);
+                copy(&mut layer.self_attn.v_proj, &source.v_proj);
+                layer.self_attn.q_norm = source.q_norm.clone().or(layer.self_attn.q_norm.take());
+                layer.self_attn.k_norm = source.k_norm.clone().or(layer.self_attn.k_norm.take());
+                if whole {
+                    copy(&mut layer.self_attn.o_proj, &source.o_proj);
+                    layer.input_layernorm = source.input_layernorm.clone();
+                }
+            }
+            SubLayer::Mlp(layer) if whole => {
+                let Some(&id) = recipe.train.mlp_layers.get(mlp) else {
+                    let found = format!("{} layers", recipe.train.mlp_layers.len());
+                    return Err(Error::invalid(file, "train.mlp_layers", found, "one layer per mlp"));
+                };
+                mlp += 1;
+                let source = from(id, "train.mlp_layers")?;
+                let (ours, theirs) = (layer.mlp.up_proj.weight.dims(), source.mlp.up_proj.weight.dims());
+                if ours != theirs {
+                    let expected = format!("{}, the target's, with warm_start = \"layers\"", theirs[0]);
+                    return Err(Error::invalid(file, "drafter.intermediate_size", ours[0].to_string(), expected));
+                }
+                layer.mlp = source.mlp.clone();
+                layer.mlp_norm = source.post_attention_layernorm.clone();
+            }
+            _ => {}
+        }
+    }
+    if whole {
+        model.norm = target.norm().clone();
+    }
+    Ok(())
+}

@@ -1,0 +1,239 @@
+//! The training forward of a whole drafter against the reference implementation: every sub-layer,
+//! logits, loss, all gradients, and the configuration variants on the same weights.
+
+use burn::{
+    backend::Autodiff,
+    module::{Module, ModuleVisitor, Param},
+    tensor::{Tensor, TensorData, backend::AutodiffBackend},
+};
+use hspec_attn::Prefix;
+use hspec_core::{
+    TokenId,
+    checkpoint::{Weights, read_json},
+    config::HSpecConfig,
+    drafter::{Blocks, DraftVocab, HSpec, HSpecModel},
+};
+use hspec_goldens::{GRADIENT, Golden, Tolerance, assert_tensor};
+use hspec_nn::{Linear, RmsNorm, params};
+use hspec_train::{
+    loss::{self, Agreement, LossConfig, Weighting},
+    pack::{Anchors, Packed},
+};
+use serde_json::Value;
+
+const LOGITS: Tolerance = Tolerance::Absolute(1e-4);
+const LOSS: Tolerance = Tolerance::Scaled(1e-5);
+
+struct Fixture<B: AutodiffBackend> {
+    io: Golden,
+    packed: Packed<B>,
+    anchors: Anchors,
+    norm: RmsNorm<B>,
+    head: Linear<B>,
+}
+
+impl<B: AutodiffBackend> Fixture<B> {
+    fn open() -> Self {
+        let device = Default::default();
+        let io = Golden::open("hspec/full_drafter_io");
+        let kv = io.float::<B, 6>("train/kv_caches", &device);
+        let [_, t, layers, _, heads, d] = kv.dims();
+        let part = |l: usize, which: usize| {
+            let part = kv.clone().slice([0..1, 0..t, l..l + 1, which..which + 1]);
+            part.reshape([t, heads, d]).swap_dims(0, 1)
+        };
+        let two_d = |name: &str| {
+            let x = io.float::<B, 3>(name, &device);
+            let [_, t, w] = x.dims();
+            x.reshape([t, w])
+        };
+        let usizes = |name: &str| io.ints(name).iter().map(|&i| i.max(0) as usize).collect::<Vec<_>>();
+        let flags = |name: &str| io.ints(name).iter().map(|&f| f == 1).collect::<Vec<_>>();
+        let config: Value =
+            read_json(&hspec_goldens::root().join("hspec/full_drafter/config.json")).unwrap();
+        let eps = config["transformer_layer_config"]["rms_norm_eps"].as_f64().unwrap();
+        let packed = Packed {
+            ids: io.ints("train/input_ids").iter().map(|&i| TokenId(i as u32)).collect(),
+            loss_mask: flags("train/loss_mask"),
+            positions: usizes("train/position_ids"),
+            fused: two_d("train/verifier_hidden_states"),
+            last: two_d("train/verifier_last_hidden_states"),
+            prefixes: (0..layers).map(|l| Prefix { keys: part(l, 0), values: part(l, 1) }).collect(),
+        };
+        let anchors =
+            Anchors { index: usizes("train/anchor_positions"), valid: flags("train/anchor_valid") };
+        let norm = RmsNorm::new(io.float("train/verifier_norm.weight", &device), eps);
+        let head = Linear::new(io.float("train/verifier_lm_head.weight", &device), None);
+        Self { io, packed, anchors, norm, head }
+    }
+}
+
+/// The fixture's checkpoint under `overrides`, with `extra` tensors added or replaced, all of it
+/// trained but the frozen copies.
+fn drafter<B: AutodiffBackend>(
+    edit: impl FnOnce(&mut Value),
+    extra: impl Fn(&str) -> Option<TensorData>,
+) -> HSpec<B> {
+    let dir = hspec_goldens::root().join("hspec/full_drafter");
+    let file = dir.join("config.json");
+    let mut config: Value = read_json(&file).unwrap();
+    edit(&mut config);
+    let config: HSpecConfig = serde_json::from_value(config).unwrap();
+    config.validate(&file).unwrap();
+    let weights = Weights::open(&dir).unwrap();
+    let device = Default::default();
+    let source = |name: &str| extra(name).or_else(|| weights.tensor(name).unwrap());
+    let model = HSpecModel::<B>::init(&config, &device);
+    let model = params::fill(model, &device, source, |n| !HSpecModel::<B>::frozen(n)).unwrap();
+    let d2t: Vec<i64> = weights.tensor("d2t").unwrap().unwrap().iter::<i64>().collect();
+    let vocab = DraftVocab::from_offsets(&d2t, config.transformer_layer_config.vocab_size, &file).unwrap();
+    HSpec::new(config, model, vocab, &file).unwrap()
+}
+
+fn objective(notes: &Value, weighting: Weighting) -> LossConfig {
+    LossConfig {
+        ce: notes["loss"]["ce"].as_f64().unwrap(),
+        tv: notes["loss"]["tv"].as_f64().unwrap(),
+        confidence: notes["confidence_alpha"].as_f64().unwrap(),
+        weighting,
+    }
+}
+
+fn training_forward<B: AutodiffBackend>() {
+    let f = Fixture::<B>::open();
+    let drafter = drafter::<B>(|_| {}, |_| None);
+    let places = f.packed.anchors(&f.anchors);
+    let tokens: Vec<TokenId> = f.anchors.index.iter().map(|&a| f.packed.ids[a]).collect();
+    let before: Vec<i64> = f.anchors.index.iter().map(|&a| a.saturating_sub(1) as i64).collect();
+    let n = before.len();
+    let device = Default::default();
+    let seeds = f.packed.fused.clone().select(0, Tensor::from_data(TensorData::new(before, [n]), &device));
+    let blocks = Blocks {
+        anchors: &places,
+        tokens: &tokens,
+        seeds: seeds.clone(),
+        prefixes: &f.packed.prefixes,
+        slots: drafter.config.block_size,
+    };
+    drafter.run(&blocks, &mut |i, h| {
+        let key = format!("train/sublayer_output.{i}");
+        assert_tensor(&key, h.clone(), &f.io.f32s(&key), LOGITS);
+    });
+    let z = drafter.fuse(seeds).unwrap();
+    assert_tensor("z", z, &f.io.f32s("train/z"), LOSS);
+
+    let forward = f.packed.forward(&drafter, &f.anchors, &f.norm, &f.head);
+    assert_tensor("hidden", forward.hidden.clone(), &f.io.f32s("train/hidden"), LOGITS);
+    let base = drafter.base_logits(forward.hidden.clone());
+    assert_tensor("base_logits", base, &f.io.f32s("train/base_logits"), LOGITS);
+    assert_tensor("logits", forward.logits.clone(), &f.io.f32s("train/logits"), LOGITS);
+    let confidence = forward.confidence.clone().unwrap();
+    assert_tensor("confidence_logits", confidence, &f.io.f32s("train/confidence_logits"), LOGITS);
+    assert_tensor("targets", forward.targets.clone(), &f.io.f32s("train/targets"), LOGITS);
+    assert_tensor("mask", forward.mask.clone(), &f.io.f32s("train/aligned_loss_mask"), Tolerance::Absolute(0.0));
+    let eal = Agreement::count(forward.logits.clone(), forward.targets.clone(), &forward.mask).expected_length();
+    assert!((eal as f32 - f.io.f32s("train/eal")[0]).abs() < 1e-5, "eal {eal}");
+
+    let notes = &f.io.notes["train"];
+    let config = objective(notes, Weighting::Decay { gamma: notes["gamma"].as_f64().unwrap() });
+    let loss = loss::loss(
+        loss::elements(forward.logits, forward.targets, forward.confidence),
+        forward.mask,
+        &config,
+    );
+    assert_tensor("ce", loss.ce, &f.io.f32s("train/ce"), LOSS);
+    assert_tensor("tv", loss.tv, &f.io.f32s("train/tv"), LOSS);
+    assert_tensor("confidence", loss.confidence, &f.io.f32s("train/confidence_loss"), LOSS);
+    assert_tensor("loss", loss.total.clone(), &f.io.f32s("train/loss"), LOSS);
+
+    let golden = Golden::open("hspec/full_drafter_grads");
+    let grads = loss.total.backward();
+    let mut visitor = Gradients { golden: &golden, grads: &grads, path: Vec::new(), seen: 0 };
+    drafter.model.visit(&mut visitor);
+    assert_eq!(visitor.seen, golden.names().count(), "every gradient of the fixture was compared");
+}
+
+struct Gradients<'a, B: AutodiffBackend> {
+    golden: &'a Golden,
+    grads: &'a B::Gradients,
+    path: Vec<String>,
+    seen: usize,
+}
+
+impl<B: AutodiffBackend> ModuleVisitor<B> for Gradients<'_, B> {
+    fn enter_module(&mut self, name: &str, container: &str) {
+        if !container.starts_with("Enum") {
+            self.path.push(name.to_owned());
+        }
+    }
+    fn exit_module(&mut self, _: &str, container: &str) {
+        if !container.starts_with("Enum") {
+            self.path.pop();
+        }
+    }
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+        let name = self.path.join(".");
+        let key = format!("grad.{name}");
+        if HSpecModel::<B>::frozen(&name) {
+            assert!(!self.golden.has(&key), "{name} is frozen");
+            return;
+        }
+        let grad = param.val().grad(self.grads).unwrap_or_else(|| panic!("no gradient of {name}"));
+        assert_tensor(&key, grad, &self.golden.f32s(&key), GRADIENT);
+        self.seen += 1;
+    }
+}
+
+fn variants<B: AutodiffBackend>() {
+    let f = Fixture::<B>::open();
+    let golden = Golden::open("hspec/full_drafter_variants");
+    for (name, case) in golden.cases() {
+        let at = |t: &str| format!("{name}/{t}");
+        let edit = |config: &mut Value| {
+            for (key, value) in case["config_overrides"].as_object().unwrap() {
+                config[key] = value.clone();
+            }
+            let layer = &mut config["transformer_layer_config"];
+            layer["sliding_window"] = case["sliding_window"].clone();
+            for kind in layer["layer_types"].as_array_mut().unwrap() {
+                *kind = case["layer_types"].clone();
+            }
+        };
+        let extra = |tensor: &str| {
+            let key = at(&format!("extra_weights.{tensor}"));
+            golden.has(&key).then(|| golden.data(&key))
+        };
+        let drafter = drafter::<B>(edit, extra);
+        let forward = f.packed.forward(&drafter, &f.anchors, &f.norm, &f.head);
+        for (key, found) in [("hidden", &forward.hidden), ("logits", &forward.logits)] {
+            if golden.has(&at(key)) {
+                assert_tensor(&at(key), found.clone(), &golden.f32s(&at(key)), LOGITS);
+            }
+        }
+        let confidence = forward.confidence.clone().unwrap();
+        assert_tensor(&at("confidence"), confidence, &golden.f32s(&at("confidence_logits")), LOGITS);
+        let notes = &f.io.notes["train"];
+        let weighting = match case["run"]["dpace_alpha"].as_f64() {
+            Some(alpha) => Weighting::Dpace { alpha },
+            None => Weighting::Decay { gamma: notes["gamma"].as_f64().unwrap() },
+        };
+        let elements = loss::elements(forward.logits, forward.targets, forward.confidence);
+        let loss = loss::loss(elements, forward.mask, &objective(notes, weighting));
+        assert_tensor(&at("loss"), loss.total, &golden.f32s(&at("loss")), LOSS);
+    }
+}
+
+#[test]
+fn golden_training_forward_and_gradients_flex() {
+    training_forward::<Autodiff<burn_flex::Flex>>();
+}
+
+#[test]
+fn golden_training_forward_and_gradients_ndarray() {
+    training_forward::<Autodiff<burn_ndarray::NdArray>>();
+}
+
+#[test]
+fn golden_variants() {
+    variants::<Autodiff<burn_flex::Flex>>();
+}

@@ -1,0 +1,81 @@
+//! The objective against the reference implementation: elements, terms, gradients, D-PACE, metrics.
+
+use burn::{
+    backend::Autodiff,
+    tensor::{Tensor, backend::AutodiffBackend},
+};
+use hspec_goldens::{FORWARD, GRADIENT, Golden, assert_close, assert_tensor};
+use hspec_train::loss::{Agreement, LossConfig, Weighting, elements, loss};
+
+fn check<B: AutodiffBackend>() {
+    let device = Default::default();
+    let golden = Golden::open("hspec/loss");
+    for (name, case) in golden.cases() {
+        let at = |t: &str| format!("{name}/{t}");
+        let number = |key: &str| case[key].as_f64().unwrap();
+        let (n, k) = (number("n_blocks") as usize, number("block_size") as usize);
+        let v = number("draft_vocab") as usize;
+        let logits = golden.float::<B, 3>(&at("draft_logits"), &device).reshape([n, k, v]).require_grad();
+        let targets = golden.float::<B, 3>(&at("target_logits"), &device).reshape([n, k, v]);
+        let confidence =
+            golden.float::<B, 2>(&at("confidence_logits"), &device).reshape([n, k]).require_grad();
+        let mask: Vec<f32> = golden.ints(&at("loss_mask")).iter().map(|&m| m as f32).collect();
+        let mask = Tensor::<B, 2>::from_data(burn::tensor::TensorData::new(mask, [n, k]), &device);
+        let config = LossConfig {
+            ce: case["loss"]["ce"].as_f64().unwrap(),
+            tv: case["loss"]["tv"].as_f64().unwrap(),
+            confidence: number("confidence_head_alpha"),
+            weighting: Weighting::Decay { gamma: number("gamma") },
+        };
+
+        let e = elements(logits.clone(), targets.clone(), Some(confidence.clone()));
+        for (key, found) in [
+            ("ce_elementwise", e.ce.clone()),
+            ("tv_elementwise", e.tv.clone()),
+            ("accept_target", e.acceptance.clone()),
+            ("conf_bce_elementwise", e.confidence.clone().unwrap()),
+        ] {
+            assert_tensor(&at(key), found, &golden.f32s(&at(key)), FORWARD);
+        }
+        let l = loss(e.clone(), mask.clone(), &config);
+        for (key, found) in [
+            ("ce", l.ce.clone()),
+            ("tv", l.tv.clone()),
+            ("confidence", l.confidence.clone()),
+            ("total", l.total.clone()),
+        ] {
+            assert_tensor(&at(key), found, &golden.f32s(&at(key)), FORWARD);
+        }
+        let without = loss(elements(logits.clone(), targets.clone(), None), mask.clone(), &config);
+        assert_tensor(&at("no confidence"), without.total, &golden.f32s(&at("total_without_confidence")), FORWARD);
+        let grads = l.total.backward();
+        let grad = logits.grad(&grads).unwrap();
+        assert_tensor(&at("grad logits"), grad, &golden.f32s(&at("grad.draft_logits")), GRADIENT);
+        let grad = confidence.grad(&grads).unwrap();
+        assert_tensor(&at("grad confidence"), grad, &golden.f32s(&at("grad.confidence_logits")), GRADIENT);
+
+        let dpace = LossConfig { weighting: Weighting::Dpace { alpha: number("dpace_alpha") }, ..config };
+        let d = loss(e, mask.clone(), &dpace);
+        assert_tensor(&at("dpace_weight"), d.weights, &golden.f32s(&at("dpace_weight")), FORWARD);
+        assert_tensor(&at("dpace_total"), d.total, &golden.f32s(&at("dpace_total")), FORWARD);
+
+        let counted = Agreement::count(logits, targets, &mask);
+        let ints = |v: &[u64]| v.iter().map(|&x| x as f32).collect::<Vec<_>>();
+        assert_close(&at("acc_correct"), &ints(&counted.correct), &golden.f32s(&at("acc_correct")), FORWARD);
+        assert_close(&at("acc_total"), &ints(&counted.total), &golden.f32s(&at("acc_total")), FORWARD);
+        let eal = [counted.expected_length() as f32];
+        assert_close(&at("eal"), &eal, &golden.f32s(&at("eal")), FORWARD);
+        let full = [counted.correct.iter().sum::<u64>() as f32, counted.total.iter().sum::<u64>() as f32];
+        assert_close(&at("full_acc"), &full, &golden.f32s(&at("full_acc")), FORWARD);
+    }
+}
+
+#[test]
+fn golden_loss_flex() {
+    check::<Autodiff<burn_flex::Flex>>();
+}
+
+#[test]
+fn golden_loss_ndarray() {
+    check::<Autodiff<burn_ndarray::NdArray>>();
+}
