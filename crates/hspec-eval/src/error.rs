@@ -15,4 +15,14 @@ pub enum Error {
         /// What is missing.
         why: &'static str,
     },
+    /// A prompt that cannot be decoded.
+    #[error("task {task}, prompt {prompt}: {source}")]
+    Prompt {
+        /// The task.
+        task: String,
+        /// The prompt's name in it.
+        prompt: String,
+        /// What is wrong.
+        source: hspec_core::Error,
+    },
 }

@@ -7,8 +7,9 @@
 //! ```
 //!
 //! counts the bonus token (H-Spec, arXiv 2609.24197, section 2); conditional acceptance at a position
-//! is its Figure 4. [`bootstrap`] says how sure a figure is, given these prompts, and [`Report`] puts
-//! everything into JSON and Markdown.
+//! is its Figure 4. [`Evaluation`] decodes prompts plainly and with drafters in turn and counts;
+//! [`bootstrap`] says how sure a figure is, given these prompts, and [`Report`] puts everything into
+//! JSON and Markdown.
 //!
 //! ```
 //! use hspec_eval::Acceptance;
@@ -28,8 +29,10 @@ mod markdown;
 mod metrics;
 mod provenance;
 mod report;
+mod runner;
 
 pub use error::{Error, Result};
 pub use metrics::Acceptance;
 pub use provenance::{Machine, commit, utc_date};
 pub use report::{DrafterFacts, DrafterReport, PromptRun, Report, Settings, TaskReport};
+pub use runner::{Evaluation, Task, TaskPrompt, TaskRuns};

@@ -21,7 +21,11 @@
 //! let y = Linear::new(w, None).forward(Tensor::<B, 2>::from_floats([[2.0, 3.0]], &device));
 //! assert_eq!(y.to_data().to_vec::<f32>().unwrap(), [2.0, 3.0, 5.0]);
 //! ```
+//!
+//! Features: `flex` (default) multiplies a few rows by weights of the flex backend in place.
 
+#[cfg(feature = "flex")]
+mod flex;
 mod linear;
 mod mlp;
 mod norm;

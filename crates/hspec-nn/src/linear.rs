@@ -53,6 +53,11 @@ impl<B: Backend> Linear<B> {
 
 /// `x [m, in]`, `w [out, in]` -> `[m, out]`, contiguous.
 fn product<B: Backend>(x: Tensor<B, 2>, w: Tensor<B, 2>) -> Tensor<B, 2> {
+    #[cfg(feature = "flex")]
+    let (x, w) = match crate::flex::product(x, w) {
+        Ok(y) => return y,
+        Err(unchanged) => unchanged,
+    };
     let [m, input] = x.dims();
     let output = w.dims()[0];
     if m == 1 && output * input >= LARGE && output.is_multiple_of(CHUNKS) {
@@ -85,6 +90,7 @@ mod tests {
         (0..m * o).map(|n| dot(n / o, n % o)).collect()
     }
 
+    /// On flex the fast body, on ndarray the plain one.
     fn check<B: Backend>(m: usize, i: usize, o: usize, x: &[f32], w: &[f32]) {
         let device = Default::default();
         let xt = Tensor::<B, 2>::from_data(TensorData::new(x.to_vec(), [m, i]), &device);

@@ -112,16 +112,17 @@ impl RunDir {
         Ok(())
     }
 
-    /// The newest checkpoint that can be read: its folder and progress. A damaged one is reported and
-    /// the one before it is used.
+    /// What `load` makes of the newest checkpoint that it can read, with the progress beside it. A
+    /// damaged one is reported and the one before it is used.
     ///
     /// # Errors
     /// When the folder cannot be read, or there are checkpoints but none is whole.
-    pub fn newest(&self) -> Result<Option<(PathBuf, Progress)>> {
+    pub fn newest<T>(&self, load: impl Fn(&Path) -> Result<T>) -> Result<Option<(T, Progress)>> {
         let mut last = None;
         for (_, path) in self.checkpoints()?.into_iter().rev() {
-            match read_json::<Progress>(&path.join("progress.json")) {
-                Ok(progress) => return Ok(Some((path, progress))),
+            let whole = load(&path).and_then(|t| Ok((t, read_json(&path.join("progress.json"))?)));
+            match whole {
+                Ok(found) => return Ok(Some(found)),
                 Err(error) => {
                     tracing::warn!("checkpoint {} is damaged, trying the one before: {error}", path.display());
                     last = Some(error);

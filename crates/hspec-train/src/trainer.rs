@@ -119,10 +119,20 @@ impl<B: AutodiffBackend> Trainer<'_, B> {
         let recipe = &self.recipe.train;
         let device = self.target.device();
         let (held_out, training) = self.split(responses)?;
-        let resumed = dir.newest()?;
-        let (mut drafter, mut progress) = match &resumed {
-            Some((path, progress)) => (HSpec::load(path, Some(self.target), device)?, progress.clone()),
-            None => (self.fresh(training)?, Progress { step: 0, epoch: 0, cursor: 0, best_tau: 0.0 }),
+        let resumed = dir.newest(|path| {
+            let drafter = HSpec::<B::InnerBackend>::load(path, Some(self.target), device)?;
+            let learner = self.learner(&drafter)?;
+            let optimizers = Optimizers::new(&learner.model, recipe).load(RunDir::optimizers(path)?, device)?;
+            Ok((drafter, learner, optimizers))
+        })?;
+        let ((mut drafter, mut learner, mut optimizers), mut progress) = match resumed {
+            Some(found) => found,
+            None => {
+                let drafter = self.fresh(training)?;
+                let learner = self.learner(&drafter)?;
+                let optimizers = Optimizers::new(&learner.model, recipe);
+                ((drafter, learner, optimizers), Progress { step: 0, epoch: 0, cursor: 0, best_tau: 0.0 })
+            }
         };
         dir.rewind_metrics(progress.step)?;
         let vocab = drafter.vocab.clone();
@@ -130,11 +140,6 @@ impl<B: AutodiffBackend> Trainer<'_, B> {
         let norm = RmsNorm::<B>::new(lift(self.target.norm().weight.val()), self.target.norm().eps);
         let head = pruned_head(self.target, &vocab);
         let head = Linear::<B>::new(lift(head.weight.val()), None);
-        let mut learner = self.learner(&drafter)?;
-        let mut optimizers = Optimizers::new(&learner.model, recipe);
-        if let Some((path, _)) = &resumed {
-            optimizers = optimizers.load(RunDir::optimizers(path)?, device)?;
-        }
         report(Event::Start {
             documents: training.len(),
             supervised: training.iter().map(|r| r.response_ids.len()).sum(),

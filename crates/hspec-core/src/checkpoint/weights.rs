@@ -156,14 +156,19 @@ mod tests {
         error.to_string()
     }
 
-    const TWO: &[u8] = br#"{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"b":{"dtype":"BF16","shape":[2,1],"data_offsets":[4,8]}}"#;
+    const TWO: &[u8] = br#"{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},
+        "b":{"dtype":"BF16","shape":[2,1],"data_offsets":[4,8]}}"#;
 
     #[test]
     fn every_type_is_read() {
-        let header = br#"{"a":{"dtype":"F64","shape":[1],"data_offsets":[0,8]},"b":{"dtype":"I64","shape":[1],"data_offsets":[8,16]},
-            "c":{"dtype":"F16","shape":[2],"data_offsets":[16,20]},"d":{"dtype":"BF16","shape":[1,2],"data_offsets":[20,24]},
-            "e":{"dtype":"I32","shape":[1],"data_offsets":[24,28]},"f":{"dtype":"BOOL","shape":[2],"data_offsets":[28,30]},
-            "g":{"dtype":"U8","shape":[1],"data_offsets":[30,31]},"h":{"dtype":"F8_E4M3","shape":[1],"data_offsets":[31,32]}}"#;
+        let header = br#"{"a":{"dtype":"F64","shape":[1],"data_offsets":[0,8]},
+            "b":{"dtype":"I64","shape":[1],"data_offsets":[8,16]},
+            "c":{"dtype":"F16","shape":[2],"data_offsets":[16,20]},
+            "d":{"dtype":"BF16","shape":[1,2],"data_offsets":[20,24]},
+            "e":{"dtype":"I32","shape":[1],"data_offsets":[24,28]},
+            "f":{"dtype":"BOOL","shape":[2],"data_offsets":[28,30]},
+            "g":{"dtype":"U8","shape":[1],"data_offsets":[30,31]},
+            "h":{"dtype":"F8_E4M3","shape":[1],"data_offsets":[31,32]}}"#;
         let mut data = (-2.5f64).to_le_bytes().to_vec();
         data.extend((-3i64).to_le_bytes());
         data.extend([0x00, 0x3e, 0x00, 0xb4, 0xc0, 0x3f, 0x49, 0xc0]); // 1.5, -0.25; 1.5, -3.140625
@@ -234,7 +239,8 @@ mod tests {
     #[test]
     fn shards_are_one_checkpoint() {
         let dir = sharded(
-            r#"{"metadata": {"total_size": 16}, "weight_map": {"a": "one.safetensors", "c": "two.safetensors", "b": "one.safetensors"}}"#,
+            r#"{"metadata": {"total_size": 16},
+                "weight_map": {"a": "one.safetensors", "c": "two.safetensors", "b": "one.safetensors"}}"#,
         );
         let weights = Weights::open(dir.path()).unwrap();
         assert_eq!(weights.names(), ["a", "b", "c"]);

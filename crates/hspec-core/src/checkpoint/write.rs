@@ -163,12 +163,12 @@ mod tests {
         let tensors = BTreeMap::from([
             ("a.flags".to_owned(), TensorData::new(vec![true, false, true], [3])),
             ("b.ids".to_owned(), TensorData::new(vec![-5i64, 1 << 40], [2])),
-            ("c.weight".to_owned(), TensorData::new(vec![1.0f32, 1.00390625, -3.1], [1, 3])),
+            ("c.weight".to_owned(), TensorData::new(vec![1.0f32, 1.003_906_3, -3.1], [1, 3])),
             ("d.ids".to_owned(), TensorData::new(vec![7i32], [1])),
             ("e.empty".to_owned(), TensorData::new(Vec::<f32>::new(), [0, 4])),
         ]);
         for (store, expected) in
-            [(StoreAs::F32, vec![1.0f32, 1.00390625, -3.1]), (StoreAs::Bf16, vec![1.0, 1.0, -3.09375])]
+            [(StoreAs::F32, vec![1.0f32, 1.003_906_3, -3.1]), (StoreAs::Bf16, vec![1.0, 1.0, -3.09375])]
         {
             write_safetensors(&path, &tensors, store).unwrap();
             let weights = Weights::open(dir.path()).unwrap();
@@ -194,6 +194,8 @@ mod tests {
     }
 
     proptest! {
+        // Few, as each waits for the disk.
+        #![proptest_config(ProptestConfig::with_cases(16))]
         #[test]
         fn every_float_survives_f32_storage(values in proptest::collection::vec(any::<u32>(), 0..40)) {
             let dir = tempfile::tempdir().unwrap();

@@ -36,7 +36,8 @@ impl Message {
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let model = tempfile::tempdir()?;
-/// let template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}";
+/// let template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}\
+///     {% if add_generation_prompt %}<assistant>{% endif %}";
 /// std::fs::write(model.path().join("chat_template.jinja"), template)?;
 ///
 /// let chat = ChatTemplate::open(model.path())?.expect("the folder has a template");
@@ -175,7 +176,7 @@ mod tests {
         for (source, expected) in [
             ("{{ bos_token }}x{{ unk_token }}\n{{ eos_token }}\n", "<s>x\n</s>"),
             (
-                "{% for m in messages %}\n    {% if true %}\n{{ m.content.strip() }}\n    {% endif %}\n{% endfor %}",
+                "{% for m in messages %}\n  {% if 1 %}\n{{ m.content.strip() }}\n  {% endif %}\n{% endfor %}",
                 "a <b> 'c'\nd\n\"e\"\n",
             ),
             ("{{ messages[0]['content'] | trim }}|{{ messages[1:] | length }}", "a <b> 'c'|1"),
@@ -184,7 +185,7 @@ mod tests {
                 r#"" a <b> 'c' ""d\n\"e\"""#,
             ),
             (
-                "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}",
+                "{% set a = namespace(n=0) %}{% for m in messages %}{% set a.n = 2 %}{% endfor %}{{ a.n }}",
                 "2",
             ),
             (
@@ -201,7 +202,8 @@ mod tests {
 
     #[test]
     fn a_template_can_refuse_messages() {
-        let source = "{% if messages[0].role != 'system' %}{{ raise_exception('a system message must come first') }}{% endif %}";
+        let source = "{% if messages[0].role != 'system' %}\
+            {{ raise_exception('a system message must come first') }}{% endif %}";
         let message = render(source, &[Message::user("hi")]).unwrap_err();
         assert!(matches!(message, Error::Request { what: "messages", .. }), "{message:?}");
         assert!(message.to_string().contains("a system message must come first"), "{message}");
@@ -228,7 +230,7 @@ mod tests {
         );
         assert_eq!(rendered().as_deref(), Some("one<e>"));
         config(
-            r#"{"chat_template": [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "two"}]}"#,
+            r#"{"chat_template": [{"name": "a", "template": "t"}, {"name": "default", "template": "two"}]}"#,
         );
         assert_eq!(rendered().as_deref(), Some("two"));
         std::fs::write(dir.path().join("chat_template.jinja"), "three").unwrap();

@@ -42,7 +42,10 @@ fn build() -> Tokenizer {
     }
     let bytes =
         json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
-    let special = json!({"id": 0, "content": "<end>", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true});
+    let special = json!({
+        "id": 0, "content": "<end>", "single_word": false, "lstrip": false, "rstrip": false,
+        "normalized": false, "special": true,
+    });
     let file = json!({
         "version": "1.0", "truncation": null, "padding": null, "added_tokens": [special], "normalizer": null,
         "pre_tokenizer": bytes, "post_processor": null, "decoder": bytes,

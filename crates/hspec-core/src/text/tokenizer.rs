@@ -2,7 +2,7 @@
 
 use super::special_token;
 use crate::{
-    checkpoint::model_json,
+    checkpoint::{model_json, read_json},
     error::{Error, Result},
     ids::TokenId,
 };
@@ -23,9 +23,10 @@ impl Tokenizer {
     /// [`Error::Io`] and [`Error::Invalid`] where `tokenizer.json` (or a GGUF's metadata) is absent or
     /// wrong, or where an end-of-text token is none of the vocabulary.
     pub fn open(model: &Path) -> Result<Self> {
-        let Some(tokenizer) = model_json(model, "tokenizer.json")? else {
-            let absent = std::io::Error::from(std::io::ErrorKind::NotFound);
-            return Err(Error::io(model.join("tokenizer.json"))(absent));
+        let tokenizer = match model_json(model, "tokenizer.json")? {
+            Some(tokenizer) => tokenizer,
+            // Absent: reading it gives the error that says so.
+            None => read_json(&model.join("tokenizer.json"))?,
         };
         let invalid = |found: String| {
             Error::invalid(model, "tokenizer.json", found, "a tokenizer of the form that Hugging Face writes")

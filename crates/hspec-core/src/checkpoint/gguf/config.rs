@@ -12,8 +12,8 @@ impl Gguf {
     /// What `config.json` of the same model says; weights count as float32, which [`Gguf::tensor`] gives.
     ///
     /// # Errors
-    /// [`crate::Error::Invalid`] where a setting is absent, or asks for what is not supported: rotation of a part
-    /// of a head, or a scaling of the rotary frequencies other than Llama 3's.
+    /// [`crate::Error::Invalid`] where a setting is absent, or asks for what is not supported: rotation of
+    /// a part of a head, or a scaling of the rotary frequencies other than Llama 3's.
     pub fn config(&self) -> Result<Value> {
         let (architecture, model_type) = match self.family {
             Family::Llama => ("LlamaForCausalLM", "llama"),

@@ -93,7 +93,7 @@ mod tests {
 
     /// Bytes 0x10, 0x32, ... : low nibble 2i mod 16, high nibble 2i+1 mod 16.
     fn counting() -> Vec<u8> {
-        (0..16u8).map(|i| (2 * i) % 16 | ((2 * i + 1) % 16) << 4).collect()
+        (0..16u8).map(|i| ((2 * i) % 16) | (((2 * i + 1) % 16) << 4)).collect()
     }
 
     #[test]
@@ -137,12 +137,17 @@ mod tests {
     proptest! {
         /// Element by element from the formulas, each index worked out on its own.
         #[test]
-        fn blocks_equal_a_naive_decoder(scale in any::<i16>(), minimum in any::<i16>(), bytes in vec(any::<u8>(), 32)) {
+        fn blocks_equal_a_naive_decoder(
+            scale in any::<i16>(),
+            minimum in any::<i16>(),
+            bytes in vec(any::<u8>(), 32),
+        ) {
             // Scales as a quantiser writes them: finite.
             let (d, m) = (f16::from_f32(f32::from(scale) / 64.0), f16::from_f32(f32::from(minimum) / 512.0));
-            let q8 = ElementType::Q8_0.dequantize(&[&d.to_le_bytes()[..], &bytes].concat());
-            let q4 = ElementType::Q4_1.dequantize(&[&d.to_le_bytes()[..], &m.to_le_bytes(), &bytes[..16]].concat());
-            let q4_0 = ElementType::Q4_0.dequantize(&[&d.to_le_bytes()[..], &bytes[..16]].concat());
+            let (scale, minimum) = (d.to_le_bytes(), m.to_le_bytes());
+            let q8 = ElementType::Q8_0.dequantize(&[&scale[..], &bytes].concat());
+            let q4 = ElementType::Q4_1.dequantize(&[&scale[..], &minimum, &bytes[..16]].concat());
+            let q4_0 = ElementType::Q4_0.dequantize(&[&scale[..], &bytes[..16]].concat());
             for i in 0..32 {
                 let nibble = f64::from(if i < 16 { bytes[i] % 16 } else { bytes[i - 16] / 16 });
                 let signed = f64::from(bytes[i]) - if bytes[i] > 127 { 256.0 } else { 0.0 };

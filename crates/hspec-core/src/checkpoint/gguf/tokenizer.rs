@@ -23,16 +23,24 @@ impl Gguf {
     /// What `tokenizer.json` of the same model says: byte-level BPE from the file's tokens and merges.
     ///
     /// # Errors
-    /// [`crate::Error::Invalid`] where tokens, types or merges are absent or no lists of the right things, and where
-    /// the tokenizer is not byte-level BPE with a known way of cutting the text.
+    /// [`crate::Error::Invalid`] where tokens, types or merges are absent or no lists of the right things,
+    /// and where the tokenizer is not byte-level BPE with a known way of cutting the text.
     pub fn tokenizer_json(&self) -> Result<Value> {
         let model = self.text("tokenizer.ggml.model")?;
         if model != "gpt2" {
             return Err(self.invalid("tokenizer.ggml.model", model, "gpt2, which is byte-level BPE"));
         }
         let cutting = self.text("tokenizer.ggml.pre")?;
-        let bytes = |regex: bool| json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": regex});
-        let split = |digits| json!({"type": "Split", "pattern": {"Regex": split_pattern(digits)}, "behavior": "Isolated", "invert": false});
+        let bytes = |use_regex: bool| {
+            json!({
+                "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true,
+                "use_regex": use_regex,
+            })
+        };
+        let split = |digits| {
+            let pattern = json!({"Regex": split_pattern(digits)});
+            json!({"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": false})
+        };
         let (first, second) = match cutting {
             "smollm" => (json!({"type": "Digits", "individual_digits": true}), bytes(true)),
             "qwen2" => (split(r"\p{N}"), bytes(false)),

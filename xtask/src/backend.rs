@@ -1,0 +1,181 @@
+//! Which Burn backend computes, and on how many threads.
+//!
+//! Everything else is generic over the backend; only [`with_backend`] turns a name into a type.
+
+use anyhow::Context;
+use std::str::FromStr;
+
+#[cfg(not(any(feature = "flex", feature = "ndarray", feature = "cuda")))]
+compile_error!("xtask needs a backend: build with one of the features flex (default), ndarray and cuda");
+
+const KNOWN: [&str; 3] = ["flex", "ndarray", "cuda"];
+const DEFAULT: &str = if cfg!(feature = "flex") {
+    "flex"
+} else if cfg!(feature = "ndarray") {
+    "ndarray"
+} else {
+    "cuda"
+};
+
+/// Where to compute.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct Common {
+    /// What computes: flex and ndarray on the CPU, cuda on an NVIDIA GPU, each if built in.
+    #[arg(long, value_name = "flex|ndarray|cuda", default_value = DEFAULT)]
+    pub(crate) backend: Name,
+    /// Threads of the CPU that compute [default: all].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    threads: Option<u16>,
+}
+
+/// A backend that is built in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Name {
+    #[cfg(feature = "flex")]
+    Flex,
+    #[cfg(feature = "ndarray")]
+    Ndarray,
+    #[cfg(feature = "cuda")]
+    Cuda,
+}
+
+impl FromStr for Name {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            #[cfg(feature = "flex")]
+            "flex" => Ok(Self::Flex),
+            #[cfg(feature = "ndarray")]
+            "ndarray" => Ok(Self::Ndarray),
+            #[cfg(feature = "cuda")]
+            "cuda" => Ok(Self::Cuda),
+            _ if KNOWN.contains(&text) => Err(format!(
+                "not built in; run `cargo run --release -p xtask --features {text} -- COMMAND ...`"
+            )),
+            _ => Err(format!("known are {}", KNOWN.join(", "))),
+        }
+    }
+}
+
+impl Common {
+    /// Sets the number of threads and makes sure that there is a device. To be called once, before
+    /// anything computes.
+    pub(crate) fn prepare(&self) -> anyhow::Result<()> {
+        if let Some(threads) = self.threads {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads.into());
+            pool.build_global().context("--threads")?;
+        }
+        #[cfg(feature = "cuda")]
+        if self.backend == Name::Cuda {
+            // Without this, the driver's absence is a panic in a thread of Burn's.
+            probe_cuda(std::path::Path::new("/dev"), &library_folders())?;
+        }
+        Ok(())
+    }
+}
+
+/// Threads of the CPU that compute.
+pub(crate) fn threads() -> usize {
+    rayon::current_num_threads()
+}
+
+/// Runs an expression with a backend's type and its default device:
+/// `with_backend!(&args.backend, |B, device| command::<B>(args, &device))`.
+macro_rules! with_backend {
+    ($args:expr, |$backend:ident, $device:ident| $body:expr) => {{
+        $args.prepare()?;
+        match $args.backend {
+            #[cfg(feature = "flex")]
+            $crate::backend::Name::Flex => {
+                type $backend = burn_flex::Flex;
+                let $device = Default::default();
+                $body
+            }
+            #[cfg(feature = "ndarray")]
+            $crate::backend::Name::Ndarray => {
+                type $backend = burn_ndarray::NdArray;
+                let $device = Default::default();
+                $body
+            }
+            #[cfg(feature = "cuda")]
+            $crate::backend::Name::Cuda => {
+                type $backend = burn_cuda::Cuda;
+                let $device = Default::default();
+                $body
+            }
+        }
+    }};
+}
+pub(crate) use with_backend;
+
+/// Refuses a machine without an NVIDIA device or its driver's library.
+#[cfg(any(feature = "cuda", test))]
+fn probe_cuda(devices: &std::path::Path, libraries: &[std::path::PathBuf]) -> anyhow::Result<()> {
+    let is_gpu = |name: &str| name.strip_prefix("nvidia").is_some_and(|n| n.parse::<u32>().is_ok());
+    let entries = std::fs::read_dir(devices).into_iter().flatten().flatten();
+    if !entries.into_iter().any(|entry| entry.file_name().to_str().is_some_and(is_gpu)) {
+        anyhow::bail!("--backend cuda: {} has no nvidia0: no NVIDIA GPU is visible here", devices.display());
+    }
+    if !libraries.iter().any(|folder| folder.join("libcuda.so.1").exists()) {
+        anyhow::bail!(
+            "--backend cuda: there is a GPU, but libcuda.so.1 (part of NVIDIA's driver) is in no folder of \
+             libraries; where it lies elsewhere, name that folder in LD_LIBRARY_PATH"
+        );
+    }
+    Ok(())
+}
+
+/// Where the loader looks for libraries: `LD_LIBRARY_PATH`, its cache, and the usual folders.
+#[cfg(feature = "cuda")]
+fn library_folders() -> Vec<std::path::PathBuf> {
+    use std::path::{Path, PathBuf};
+    let named = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+    let mut folders: Vec<PathBuf> = std::env::split_paths(&named).collect();
+    if let Ok(cache) = std::process::Command::new("ldconfig").arg("-p").output() {
+        let cache = String::from_utf8_lossy(&cache.stdout).into_owned();
+        let files =
+            cache.lines().filter_map(|line| line.split_once("=> ")).map(|(_, file)| Path::new(file.trim()));
+        folders.extend(files.filter_map(Path::parent).map(Path::to_owned));
+    }
+    folders.extend(
+        ["/usr/lib64", "/usr/lib", "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu"]
+            .map(PathBuf::from),
+    );
+    folders
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_are_not_built_in_tell_the_feature() {
+        assert!("flex".parse::<Name>().is_ok() || !cfg!(feature = "flex"));
+        for name in KNOWN {
+            if let Err(message) = name.parse::<Name>() {
+                assert!(message.contains(&format!("--features {name}")), "{message}");
+            }
+        }
+        assert_eq!("tpu".parse::<Name>().unwrap_err(), "known are flex, ndarray, cuda");
+        assert!(DEFAULT.parse::<Name>().is_ok());
+    }
+
+    #[test]
+    fn a_gpu_needs_a_device_and_a_driver() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = |name: &str| {
+            let path = dir.path().join(name);
+            std::fs::create_dir(&path).unwrap();
+            path
+        };
+        let (devices, libraries) = (folder("dev"), folder("lib"));
+        let probe = || probe_cuda(&devices, std::slice::from_ref(&libraries)).map_err(|e| e.to_string());
+        std::fs::write(devices.join("nvidiactl"), "").unwrap();
+        assert!(probe().unwrap_err().contains("no NVIDIA GPU is visible"));
+        std::fs::write(devices.join("nvidia3"), "").unwrap();
+        assert!(probe().unwrap_err().contains("libcuda.so.1"));
+        std::fs::write(libraries.join("libcuda.so.1"), "").unwrap();
+        assert_eq!(probe(), Ok(()));
+    }
+}

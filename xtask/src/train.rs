@@ -1,0 +1,206 @@
+//! `cargo xtask train`: a recipe to a drafter.
+
+use crate::{
+    backend::{Common, with_backend},
+    model::{self, Model},
+    progress::Progress,
+};
+use anyhow::Context;
+use burn::{backend::Autodiff, tensor::backend::Backend};
+use hspec_core::{
+    decode::SamplingParams,
+    prompts::{Prompt, read_prompts},
+};
+use hspec_train::{
+    Trainer,
+    recipe::Recipe,
+    responses::{self, Response, Sampling},
+    run_dir::RunDir,
+    select::select,
+    trainer::{Event, StepMetrics},
+};
+use std::{
+    path::{Path, PathBuf},
+    time::Instant,
+};
+
+/// Train an H-Spec drafter on what its target says.
+///
+/// The target answers the prompts first (kept in responses.jsonl), then the drafter learns from the
+/// answers. Everything lies in the run's folder: the resolved recipe, the answers, metrics.jsonl, the last
+/// two checkpoints, and `best`, the drafter with the highest simulated tau. A run that was stopped, at
+/// any moment, continues with --resume and loses at most the steps since its last checkpoint.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  cargo xtask train --recipe recipes/smollm2-135m.toml --prompts prompts.jsonl.gz
+  cargo xtask train --recipe recipes/smollm2-135m.toml --prompts prompts.jsonl.gz --resume
+  cargo xtask train --recipe mine.toml --target models/mine --prompts a.jsonl b.jsonl --out runs/mine")]
+pub(crate) struct Args {
+    /// What to train and how, a TOML file; recipes/ holds some.
+    #[arg(long, value_name = "FILE")]
+    recipe: PathBuf,
+    /// The model: a Hugging Face folder or a GGUF file [default: models/smollm2-135m-instruct].
+    #[arg(long, value_name = "DIR")]
+    target: Option<PathBuf>,
+    /// Prompt files, JSON lines, gzipped or not.
+    #[arg(long, value_name = "FILE", required = true, num_args = 1..)]
+    prompts: Vec<PathBuf>,
+    /// Folder of the run [default: runs/NAME, after the recipe].
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Continue the run in the folder.
+    #[arg(long)]
+    resume: bool,
+    #[command(flatten)]
+    backend: Common,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    let name = args.recipe.file_stem().context("--recipe names no file")?;
+    let out = args.out.clone().unwrap_or_else(|| crate::workspace().join("runs").join(name));
+    let mut prompts = Vec::new();
+    for file in &args.prompts {
+        prompts.extend(read_prompts(file)?);
+    }
+    let run = Run { recipe_file: &args.recipe, out: &out, resume: args.resume };
+    with_backend!(args.backend, |B, device| {
+        let recipe = Recipe::read(&args.recipe)?;
+        let target = args.target.clone().unwrap_or_else(model::default_target);
+        let model = Model::<B>::load(Some(&target), &device)?;
+        run.train(&model, &recipe, &prompts)
+    })?;
+    eprintln!("the drafter is in {}", out.join("best").display());
+    println!("{}", out.join("best").display());
+    Ok(())
+}
+
+/// Where a run comes from and goes to.
+pub(crate) struct Run<'a> {
+    /// Names the recipe in errors.
+    pub(crate) recipe_file: &'a Path,
+    /// Folder of the run.
+    pub(crate) out: &'a Path,
+    /// Whether to continue what is there.
+    pub(crate) resume: bool,
+}
+
+impl Run<'_> {
+    /// Has the prompts answered and trains on the answers; the drafter ends up in `out/best`.
+    pub(crate) fn train<B: Backend>(
+        &self,
+        model: &Model<B>,
+        recipe: &Recipe,
+        prompts: &[Prompt],
+    ) -> anyhow::Result<()> {
+        let dir = RunDir::open(self.out, recipe, self.resume)?;
+        let answers = answer(model, recipe, prompts, &dir)?;
+        let name = model.path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+        let trainer = Trainer::<Autodiff<B>> {
+            recipe,
+            recipe_file: self.recipe_file,
+            target: &model.target,
+            target_name: &name,
+            stop_tokens: &model.eos,
+        };
+        let mut watch = Watch { progress: None, last: Instant::now(), tau: 0.0 };
+        trainer.run(&answers, &dir, &mut |event| watch.tell(event))?;
+        Ok(())
+    }
+}
+
+fn answer<B: Backend>(
+    model: &Model<B>,
+    recipe: &Recipe,
+    prompts: &[Prompt],
+    dir: &RunDir,
+) -> anyhow::Result<Vec<Response>> {
+    let chat = model.chat.as_ref().context("the model has no chat template, so prompts cannot be rendered")?;
+    let selection = select(prompts, recipe, &model.tokenizer, chat)?;
+    eprintln!(
+        "{} of {} prompts ({} left out, longer than {} tokens)",
+        selection.prompts.len(),
+        prompts.len(),
+        selection.too_long,
+        recipe.data.max_prompt_tokens,
+    );
+    let sampling = Sampling {
+        params: SamplingParams::new(recipe.data.temperature, None, None)?,
+        seed: recipe.train.seed,
+        max_new_tokens: recipe.data.max_new_tokens,
+        stop_tokens: &model.eos,
+        batch: recipe.data.batch,
+    };
+    let progress = Progress::count("answers", 0);
+    let answers = responses::answer(
+        &model.target,
+        &selection.prompts,
+        &sampling,
+        &dir.file("responses.jsonl"),
+        &mut |done, total| {
+            progress.set_total(total as u64);
+            progress.set(done as u64);
+        },
+    )?;
+    Ok(answers)
+}
+
+/// Shows how a run goes.
+struct Watch {
+    progress: Option<Progress>,
+    last: Instant,
+    tau: f64,
+}
+
+impl Watch {
+    fn tell(&mut self, event: Event<'_>) {
+        match event {
+            Event::Start { documents, supervised, coverage, parameters, resumed_at, steps } => {
+                eprintln!(
+                    "{documents} answers, {supervised} tokens, {:.1} % of them in the draft vocabulary; {:.1} M \
+                     parameters to train",
+                    100.0 * coverage,
+                    parameters as f64 / 1e6,
+                );
+                if resumed_at > 0 {
+                    eprintln!("continuing after step {resumed_at}");
+                }
+                self.progress = Some(Progress::count("steps", steps as u64));
+            }
+            Event::Step(metrics) => {
+                if let Some(progress) = &self.progress {
+                    progress.set(metrics.step as u64);
+                }
+                if self.last.elapsed().as_secs() >= 30 {
+                    self.last = Instant::now();
+                    self.note(&line(metrics, self.tau));
+                }
+            }
+            Event::Simulated(simulation) => {
+                self.tau = simulation.tau;
+                let (step, tau, rounds) = (simulation.step, simulation.tau, simulation.rounds);
+                self.note(&format!("step {step}: simulated tau {tau:.3} over {rounds} rounds"));
+            }
+        }
+    }
+
+    fn note(&self, text: &str) {
+        match &self.progress {
+            Some(progress) => progress.note(text),
+            None => eprintln!("{text}"),
+        }
+    }
+}
+
+fn line(m: &StepMetrics, tau: f64) -> String {
+    format!(
+        "step {}: loss {:.3} (ce {:.2}, tv {:.3}), first slot right {:.0} %, simulated tau {tau:.2}, {:.0} tokens/s",
+        m.step,
+        m.loss,
+        m.ce,
+        m.tv,
+        100.0 * m.accuracy.first().copied().unwrap_or(0.0),
+        m.tokens_per_second,
+    )
+}

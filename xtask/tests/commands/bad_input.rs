@@ -1,0 +1,210 @@
+//! What cannot be right ends with a message that says what and where, and the right exit code.
+
+use crate::scene::Scene;
+use burn::tensor::TensorData;
+
+const FAILED: i32 = 1;
+const USAGE: i32 = 2;
+
+const PLAIN: &[&str] =
+    &["generate", "--target", "target", "--prompt", "w1 w2 w3 w4 w5", "--max-new-tokens", "3"];
+const DRAFTED: &[&str] =
+    &["generate", "--target", "target", "--drafter", "drafter", "--prompt", "w1 w2", "--max-new-tokens", "3"];
+const EVAL: &[&str] = &[
+    "eval",
+    "--target",
+    "target",
+    "--drafter",
+    "drafter",
+    "--prompts",
+    "prompts.jsonl",
+    "--max-new-tokens",
+    "4",
+    "--out",
+    "out",
+];
+
+#[track_caller]
+fn refused(scene: &Scene, args: &[&str], code: i32, parts: &[&str]) {
+    let ended = scene.run(args);
+    let message = &ended.stderr;
+    assert_eq!(ended.code, Some(code), "{args:?}: {message}");
+    for part in parts {
+        assert!(message.contains(part), "{args:?}: no {part:?} in: {message}");
+    }
+    assert!(!message.contains("panicked"), "{args:?}: {message}");
+    assert_eq!(ended.stdout, "", "{args:?}");
+    assert_eq!(scene.list("out"), [""; 0], "{args:?}");
+}
+
+/// A change to a whole scene, and what the message must hold.
+type Case<'a> = (&'a dyn Fn(&Scene), &'a [&'a str]);
+
+#[track_caller]
+fn all_refused(args: &[&str], cases: &[Case<'_>]) {
+    for (spoil, parts) in cases {
+        let scene = Scene::new();
+        spoil(&scene);
+        refused(&scene, args, FAILED, parts);
+    }
+}
+
+fn odd() -> TensorData {
+    TensorData::new(vec![0f32; 6], [2, 3])
+}
+
+#[test]
+fn targets() {
+    let set = |key: &'static str, value: serde_json::Value| {
+        move |scene: &Scene| scene.edit("target/config.json", |config| config[key] = value.clone())
+    };
+    all_refused(
+        PLAIN,
+        &[
+            (&|s| std::fs::remove_dir_all(s.path("target")).unwrap(), &["target", "No such file"]),
+            (&|s| s.remove("target/config.json"), &["target", "config.json", "found nothing"]),
+            (&|s| s.remove("target/tokenizer.json"), &["target/tokenizer.json", "No such file"]),
+            (&|s| s.remove("target/model.safetensors"), &["target: weights: found neither"]),
+            (&|s| s.cut("target/model.safetensors"), &["target/model.safetensors: header: found"]),
+            (&|s| s.cut("target/config.json"), &["target/config.json: line"]),
+            (&|s| s.cut("target/tokenizer.json"), &["target/tokenizer.json: line"]),
+            (
+                &|s| s.tensors("target", |t| drop(t.remove("model.norm.weight"))),
+                &["target: model.norm.weight: found no such tensor", "[64]"],
+            ),
+            (
+                &|s| s.tensors("target", |t| drop(t.insert("lm_head.weight".into(), odd()))),
+                &["target: lm_head.weight: found shape", "[2, 3]", "expected [512, 64]"],
+            ),
+            (&set("model_type", "gpt2".into()), &["target/config.json: model_type", "gpt2"]),
+            (&set("hidden_act", "gelu".into()), &["target/config.json: hidden_act", "gelu"]),
+            (
+                &set("rope_scaling", serde_json::json!({ "rope_type": "yarn", "factor": 2.0 })),
+                &["target/config.json: ", "yarn"],
+            ),
+            (&set("num_hidden_layers", "four".into()), &["target/config.json", "four"]),
+            (
+                &set("max_position_embeddings", 5.into()),
+                &["prompt 1: prompt length in tokens: found 5, expected 1 to 4"],
+            ),
+        ],
+    );
+}
+
+#[test]
+fn drafters() {
+    let set = |key: &'static str, value: &'static str| {
+        move |scene: &Scene| scene.edit("drafter/config.json", |config| config[key] = value.into())
+    };
+    let cases: &[Case<'_>] = &[
+        (&|s| std::fs::remove_dir_all(s.path("drafter")).unwrap(), &["drafter/config.json", "No such file"]),
+        (&|s| s.cut("drafter/model.safetensors"), &["drafter/model.safetensors: header: found"]),
+        (&|s| s.remove("drafter/model.safetensors"), &["drafter: weights: found neither"]),
+        (
+            &|s| s.tensors("drafter", |t| drop(t.remove("fc.weight"))),
+            &["drafter: tensors: found tensor fc.weight is missing", "[64, 128]"],
+        ),
+        (
+            &|s| s.tensors("drafter", |t| drop(t.insert("fc.weight".into(), odd()))),
+            &["fc.weight has shape [2, 3], expected [64, 128]"],
+        ),
+        (&|s| s.tensors("drafter", |t| drop(t.remove("d2t"))), &["drafter: d2t: found no such tensor"]),
+        (
+            &set("speculators_model_type", "eagle3"),
+            &["drafter/config.json: speculators_model_type", "eagle3"],
+        ),
+        (&set("markov_head_type", "gru"), &["drafter/config.json: markov_head_type", "gru"]),
+        (&set("block_pattern", "mamba conv mlp"), &["drafter/config.json", "block_pattern", "conv"]),
+        (&set("mamba_seed_mode", "twice"), &["drafter/config.json", "twice"]),
+    ];
+    all_refused(DRAFTED, cases);
+    all_refused(EVAL, &cases[..2]);
+}
+
+#[test]
+fn a_drafter_of_another_target() {
+    let scene = Scene::new();
+    for command in [DRAFTED, EVAL] {
+        let args: Vec<&str> = command.iter().map(|&a| if a == "target" { "other" } else { a }).collect();
+        refused(&scene, &args, FAILED, &["drafter drafter: the drafter was made for another target"]);
+    }
+}
+
+#[test]
+fn prompts() {
+    let write = |text: &'static str| move |scene: &Scene| scene.write("prompts.jsonl", text);
+    let cases: &[Case<'_>] = &[
+        (&|s| s.remove("prompts.jsonl"), &["prompts.jsonl: No such file"]),
+        (&write(""), &["prompts.jsonl: file: found no prompt"]),
+        (
+            &write("{\"prompt\":\"w1\"}\n{\"prompt\":\" \"}\n"),
+            &["prompts.jsonl: line 2: found an empty prompt"],
+        ),
+        (&write("{\"prompt\":\"w1\"}\n{\"text\":\"w1\"}\n"), &["prompts.jsonl: line 2: found none of them"]),
+        (&write("w1 w2\n"), &["prompts.jsonl: line 1"]),
+    ];
+    all_refused(EVAL, cases);
+    all_refused(&["generate", "--target", "target", "--prompts", "prompts.jsonl"], cases);
+
+    // The second prompt is too long: it is named before anything is decoded.
+    let scene = Scene::new();
+    scene.edit("target/config.json", |config| config["max_position_embeddings"] = 3.into());
+    scene.write("prompts.jsonl", "{\"prompt\":\"w1\"}\n{\"id\":\"b\",\"prompt\":\"w1 w2 w3\"}\n");
+    let length = "prompt length in tokens: found 3, expected 1 to 2";
+    refused(&scene, EVAL, FAILED, &[&format!("task prompts, prompt b: {length}")]);
+    let generate = ["generate", "--target", "target", "--prompts", "prompts.jsonl"];
+    refused(&scene, &generate, FAILED, &[&format!("prompt b: {length}")]);
+}
+
+#[test]
+fn an_output_that_cannot_be_written_is_found_before_the_work() {
+    let scene = Scene::new();
+    scene.write("file", "");
+    // The target is missing too; the output is looked at first.
+    let args: Vec<&str> = EVAL
+        .iter()
+        .map(|&a| match a {
+            "out" => "file/out",
+            "target" => "nowhere",
+            _ => a,
+        })
+        .collect();
+    refused(&scene, &args, FAILED, &["--out file/out cannot be written: ", "Not a directory"]);
+}
+
+#[test]
+fn more_drafts_than_the_drafter_has_slots() {
+    let scene = Scene::new();
+    for command in [DRAFTED, EVAL] {
+        let args = [command, &["--k", "8"]].concat();
+        refused(&scene, &args, FAILED, &["--k 8: the drafter proposes at most 7 tokens at once"]);
+    }
+}
+
+#[test]
+fn wrong_usage() {
+    let scene = Scene::new();
+    let with = |more: &[&'static str]| [PLAIN, more].concat();
+    for (args, parts) in [
+        (vec![], &["Usage: cargo xtask"][..]),
+        (vec!["guess"], &["unrecognized subcommand 'guess'"]),
+        (vec!["generate", "--target", "target"], &["--prompt <TEXT>", "--prompts <FILE>"]),
+        (vec!["generate", "--prompt", " "], &["--prompt", "the prompt is empty"]),
+        (with(&["--prompts", "prompts.jsonl"]), &["cannot be used with"]),
+        (with(&["--temperature=-1"]), &["--temperature", "found -1, expected a finite number of at least 0"]),
+        (with(&["--temperature", "warm"]), &["--temperature", "invalid float"]),
+        (with(&["--top-p", "0"]), &["--top-p", "found 0, expected a number above 0"]),
+        (with(&["--top-k", "0"]), &["--top-k", "found 0, expected at least 1"]),
+        (with(&["--k", "0"]), &["--k", "0 is not in 1.."]),
+        (vec!["generate", "--prompt", "w1", "--max-new-tokens", "0"], &["--max-new-tokens", "0 is not in 1.."]),
+        (with(&["--threads", "0"]), &["--threads", "0 is not in 1.."]),
+        (with(&["--stop", ""]), &["--stop"]),
+        (with(&["--backend", "tpu"]), &["--backend", "known are flex, ndarray, cuda"]),
+        (vec!["eval", "--prompts", "prompts.jsonl"], &["--drafter <DIR>"]),
+    ] {
+        refused(&scene, &args, USAGE, parts);
+    }
+    if !cfg!(feature = "cuda") {
+        refused(&scene, &with(&["--backend", "cuda"]), USAGE, &["not built in", "--features cuda"]);
+    }
+}
