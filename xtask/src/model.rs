@@ -58,13 +58,10 @@ impl SamplingArgs {
     }
 }
 
-fn number<T: std::str::FromStr<Err: ToString>>(
+fn number<T: Copy + std::str::FromStr<Err: ToString>>(
     text: &str,
     check: impl FnOnce(T) -> hspec_core::Result<SamplingParams>,
-) -> Result<T, String>
-where
-    T: Copy,
-{
+) -> Result<T, String> {
     let number = text.parse().map_err(|e: T::Err| e.to_string())?;
     check(number).map(|_| number).map_err(|e| e.to_string())
 }

@@ -22,6 +22,8 @@ pub(crate) struct Progress {
 struct Lines {
     total: u64,
     last: Instant,
+    /// What was done when counting began: a continued run did not just now do all of it.
+    first: Option<u64>,
 }
 
 impl Progress {
@@ -44,7 +46,7 @@ impl Progress {
             ProgressBar::new(total).with_style(style).with_message(what.clone())
         });
         let start = Instant::now();
-        Self { what, bytes, start, bar, lines: Mutex::new(Lines { total, last: start }) }
+        Self { what, bytes, start, bar, lines: Mutex::new(Lines { total, last: start, first: None }) }
     }
 
     /// Sets the total once it is known.
@@ -57,15 +59,20 @@ impl Progress {
 
     /// Tells how much is done.
     pub(crate) fn set(&self, done: u64) {
+        // A panic elsewhere leaves nothing half-done in plain fields.
+        let mut lines = self.lines.lock().unwrap_or_else(|e| e.into_inner());
+        let first = *lines.first.get_or_insert(done);
         if let Some(bar) = &self.bar {
+            if bar.position() == 0 && first > 0 {
+                bar.set_position(first);
+                bar.reset_eta();
+            }
             bar.set_position(done);
             return;
         }
-        // A panic elsewhere leaves nothing half-done in two plain fields.
-        let mut lines = self.lines.lock().unwrap_or_else(|e| e.into_inner());
         if lines.last.elapsed() >= INTERVAL {
             lines.last = Instant::now();
-            eprintln!("{}", self.line(done, lines.total, self.start.elapsed()));
+            eprintln!("{}", self.line(done, first, lines.total, self.start.elapsed()));
         }
     }
 
@@ -77,15 +84,15 @@ impl Progress {
         }
     }
 
-    fn line(&self, done: u64, total: u64, elapsed: Duration) -> String {
+    fn line(&self, done: u64, first: u64, total: u64, elapsed: Duration) -> String {
         let amount = |n: u64| if self.bytes { HumanBytes(n).to_string() } else { n.to_string() };
         if total == 0 {
             return format!("{}: {}", self.what, amount(done));
         }
         let percent = 100.0 * done as f64 / total as f64;
         let mut line = format!("{}: {} of {} ({percent:.0} %)", self.what, amount(done), amount(total));
-        if done > 0 {
-            let left = elapsed.mul_f64(total.saturating_sub(done) as f64 / done as f64);
+        if done > first {
+            let left = elapsed.mul_f64(total.saturating_sub(done) as f64 / (done - first) as f64);
             line += &format!(", {} left", HumanDuration(left));
         }
         line
@@ -107,10 +114,13 @@ mod tests {
     #[test]
     fn a_line_tells_amount_share_and_time_left() {
         let bytes = Progress::bytes("downloading", 0);
-        assert_eq!(bytes.line(5 << 20, 0, Duration::from_secs(2)), "downloading: 5.00 MiB");
-        let quarter = bytes.line(5 << 20, 20 << 20, Duration::from_secs(10));
+        assert_eq!(bytes.line(5 << 20, 0, 0, Duration::from_secs(2)), "downloading: 5.00 MiB");
+        let quarter = bytes.line(5 << 20, 0, 20 << 20, Duration::from_secs(10));
         assert_eq!(quarter, "downloading: 5.00 MiB of 20.00 MiB (25 %), 30 seconds left");
         let count = Progress::count("steps", 100);
-        assert_eq!(count.line(0, 100, Duration::ZERO), "steps: 0 of 100 (0 %)");
+        assert_eq!(count.line(0, 0, 100, Duration::ZERO), "steps: 0 of 100 (0 %)");
+        // Continued at 80: one of 20 steps took a second.
+        let continued = count.line(81, 80, 100, Duration::from_secs(1));
+        assert_eq!(continued, "steps: 81 of 100 (81 %), 19 seconds left");
     }
 }

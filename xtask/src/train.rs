@@ -2,7 +2,7 @@
 
 use crate::{
     backend::{Common, with_backend},
-    model::{self, Model},
+    model::Model,
     progress::Progress,
 };
 use anyhow::Context;
@@ -14,10 +14,11 @@ use hspec_core::{
 use hspec_train::{
     Trainer,
     recipe::Recipe,
-    responses::{self, Response, Sampling},
-    run_dir::RunDir,
+    responses::{self, PromptTokens, Response, Sampling},
+    run_dir::{Identity, RunDir},
     select::select,
     trainer::{Event, StepMetrics},
+    warm,
 };
 use std::{
     path::{Path, PathBuf},
@@ -43,8 +44,8 @@ pub(crate) struct Args {
     /// The model: a Hugging Face folder or a GGUF file [default: models/smollm2-135m-instruct].
     #[arg(long, value_name = "DIR")]
     target: Option<PathBuf>,
-    /// Prompt files, JSON lines, gzipped or not.
-    #[arg(long, value_name = "FILE", required = true, num_args = 1..)]
+    /// Prompt files, JSON lines, gzipped or not [default: the recipe's].
+    #[arg(long, value_name = "FILE", num_args = 1..)]
     prompts: Vec<PathBuf>,
     /// Folder of the run [default: runs/NAME, after the recipe].
     #[arg(long, value_name = "DIR")]
@@ -60,20 +61,36 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let name = args.recipe.file_stem().context("--recipe names no file")?;
     let out = args.out.clone().unwrap_or_else(|| crate::workspace().join("runs").join(name));
-    let mut prompts = Vec::new();
-    for file in &args.prompts {
-        prompts.extend(read_prompts(file)?);
-    }
+    let recipe = Recipe::read(&args.recipe)?;
+    let prompts = read(if args.prompts.is_empty() { &recipe.data.prompts } else { &args.prompts })?;
     let run = Run { recipe_file: &args.recipe, out: &out, resume: args.resume };
     with_backend!(args.backend, |B, device| {
-        let recipe = Recipe::read(&args.recipe)?;
-        let target = args.target.clone().unwrap_or_else(model::default_target);
-        let model = Model::<B>::load(Some(&target), &device)?;
+        let model = Model::<B>::load(args.target.as_deref(), &device)?;
         run.train(&model, &recipe, &prompts)
     })?;
     eprintln!("the drafter is in {}", out.join("best").display());
     println!("{}", out.join("best").display());
     Ok(())
+}
+
+/// The prompts of all files. With several files an id says which one it is from: many files only number
+/// their lines.
+fn read(files: &[PathBuf]) -> anyhow::Result<Vec<Prompt>> {
+    anyhow::ensure!(
+        !files.is_empty(),
+        "no prompts: name files with --prompts or in the recipe's data.prompts"
+    );
+    let mut prompts = Vec::new();
+    for file in files {
+        let name = file.file_name().unwrap_or_default().to_string_lossy();
+        prompts.extend(read_prompts(file)?.into_iter().map(|mut prompt| {
+            if files.len() > 1 {
+                prompt.id = format!("{name}:{}", prompt.id);
+            }
+            prompt
+        }));
+    }
+    Ok(prompts)
 }
 
 /// Where a run comes from and goes to.
@@ -94,8 +111,11 @@ impl Run<'_> {
         recipe: &Recipe,
         prompts: &[Prompt],
     ) -> anyhow::Result<()> {
-        let dir = RunDir::open(self.out, recipe, self.resume)?;
-        let answers = answer(model, recipe, prompts, &dir)?;
+        let selected = selected(model, recipe, prompts)?;
+        warm::check(recipe, &model.target, selected.len(), self.recipe_file)?;
+        let identity = Identity::new(&model.target, &selected);
+        let dir = RunDir::open(self.out, recipe, &identity, self.resume)?;
+        let answers = answer(model, recipe, &selected, &dir)?;
         let name = model.path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
         let trainer = Trainer::<Autodiff<B>> {
             recipe,
@@ -110,13 +130,14 @@ impl Run<'_> {
     }
 }
 
-fn answer<B: Backend>(
+/// The prompts that the recipe picks, as tokens.
+fn selected<B: Backend>(
     model: &Model<B>,
     recipe: &Recipe,
     prompts: &[Prompt],
-    dir: &RunDir,
-) -> anyhow::Result<Vec<Response>> {
-    let chat = model.chat.as_ref().context("the model has no chat template, so prompts cannot be rendered")?;
+) -> anyhow::Result<Vec<PromptTokens>> {
+    let chat =
+        model.chat.as_ref().context("the model has no chat template, so prompts cannot be rendered")?;
     let selection = select(prompts, recipe, &model.tokenizer, chat)?;
     eprintln!(
         "{} of {} prompts ({} left out, longer than {} tokens)",
@@ -125,6 +146,15 @@ fn answer<B: Backend>(
         selection.too_long,
         recipe.data.max_prompt_tokens,
     );
+    Ok(selection.prompts)
+}
+
+fn answer<B: Backend>(
+    model: &Model<B>,
+    recipe: &Recipe,
+    prompts: &[PromptTokens],
+    dir: &RunDir,
+) -> anyhow::Result<Vec<Response>> {
     let sampling = Sampling {
         params: SamplingParams::new(recipe.data.temperature, None, None)?,
         seed: recipe.train.seed,
@@ -135,7 +165,7 @@ fn answer<B: Backend>(
     let progress = Progress::count("answers", 0);
     let answers = responses::answer(
         &model.target,
-        &selection.prompts,
+        prompts,
         &sampling,
         &dir.file("responses.jsonl"),
         &mut |done, total| {
@@ -156,7 +186,8 @@ struct Watch {
 impl Watch {
     fn tell(&mut self, event: Event<'_>) {
         match event {
-            Event::Start { documents, supervised, coverage, parameters, resumed_at, steps } => {
+            Event::Start { documents, supervised, coverage, parameters, resumed_at, steps, best_tau } => {
+                self.tau = best_tau;
                 eprintln!(
                     "{documents} answers, {supervised} tokens, {:.1} % of them in the draft vocabulary; {:.1} M \
                      parameters to train",
@@ -179,8 +210,8 @@ impl Watch {
             }
             Event::Simulated(simulation) => {
                 self.tau = simulation.tau;
-                let (step, tau, rounds) = (simulation.step, simulation.tau, simulation.rounds);
-                self.note(&format!("step {step}: simulated tau {tau:.3} over {rounds} rounds"));
+                let (step, tau, passes) = (simulation.step, simulation.tau, simulation.passes);
+                self.note(&format!("step {step}: simulated tau {tau:.3} over {passes} passes"));
             }
         }
     }

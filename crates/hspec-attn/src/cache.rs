@@ -1,5 +1,6 @@
 //! The key-value cache of a target.
 
+use crate::Prefix;
 use burn::tensor::{Tensor, backend::Backend};
 
 /// Post-RoPE keys and values of every layer, preallocated and written in place.
@@ -96,6 +97,14 @@ impl<B: Backend> KvCache<B> {
     /// Values of a layer, as [`KvCache::keys`].
     pub fn values(&self, layer: usize, from: usize, to: usize) -> Tensor<B, 4> {
         self.layers[layer].values.clone().expect(PRESENT).narrow(2, from, to - from)
+    }
+
+    /// A layer's keys and values of all processed tokens, for a drafter to read. For a batch of one.
+    pub fn lend(&self, layer: usize) -> Prefix<B> {
+        Prefix {
+            keys: self.keys(layer, 0, self.len).squeeze_dim(0),
+            values: self.values(layer, 0, self.len).squeeze_dim(0),
+        }
     }
 
     /// Keeps only the given rows of the batch, in that order.

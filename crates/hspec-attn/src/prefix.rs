@@ -156,7 +156,8 @@ impl Group {
 fn groups(anchors: &[Anchor], rule: &BlockRule, k: usize, prefix: bool) -> Vec<Group> {
     let mut groups: Vec<Group> = Vec::new();
     for (i, anchor) in anchors.iter().enumerate() {
-        let widest = (0..k).map(|t| rule.prefix(anchor, t)).reduce(|a, b| a.start.min(b.start)..a.end.max(b.end));
+        let widest =
+            (0..k).map(|t| rule.prefix(anchor, t)).reduce(|a, b| a.start.min(b.start)..a.end.max(b.end));
         let keys = widest.filter(|_| prefix).unwrap_or(0..0);
         match groups.last_mut() {
             Some(last) if anchors[last.from].document == anchor.document || !prefix => {

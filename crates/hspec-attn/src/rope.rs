@@ -44,18 +44,12 @@ impl Rope {
         &self.inv_freq
     }
 
-    /// Number of rotated dimensions of a head.
-    pub fn rotary_dim(&self) -> usize {
-        2 * self.inv_freq.len()
-    }
-
     /// Tables for rows laid out `[positions, heads]`: one row per position and head. Angles are f32
     /// position times f32 frequency: wider arithmetic would miss the cached keys of far positions.
     pub fn tables<B: Backend>(&self, positions: &[usize], heads: usize, device: &B::Device) -> RopeTables<B> {
         let half = self.inv_freq.len();
         let rows = positions.len() * heads;
-        let (mut cos, mut sin) =
-            (Vec::with_capacity(rows * 2 * half), Vec::with_capacity(rows * 2 * half));
+        let (mut cos, mut sin) = (Vec::with_capacity(rows * 2 * half), Vec::with_capacity(rows * 2 * half));
         for &p in positions {
             let angles: Vec<f32> = self.inv_freq.iter().map(|f| p as f32 * f).collect();
             let c = angles.iter().map(|a| a.cos());

@@ -1,6 +1,8 @@
 //! `PrefixAttention` against the reference implementation: outputs under both window rules, and the
 //! gradients of every weight and of the input.
 
+#![allow(clippy::unwrap_used)] // a test may panic
+
 use burn::{
     backend::Autodiff,
     module::Module,
@@ -23,9 +25,10 @@ fn check<B: AutodiffBackend>() {
         let (hidden, d) = (size(&case, "hidden"), size(&case, "head_dim"));
         let (heads, kv, k) =
             (size(&case, "num_q_heads"), size(&case, "num_kv_heads"), size(&case, "block_size"));
-        let norm = case["use_qk_norm"].as_bool().unwrap().then(|| {
-            RmsNorm::ones(d, case["rms_norm_eps"].as_f64().unwrap(), &device)
-        });
+        let norm = case["use_qk_norm"]
+            .as_bool()
+            .unwrap()
+            .then(|| RmsNorm::ones(d, case["rms_norm_eps"].as_f64().unwrap(), &device));
         let module = PrefixAttention::<B> {
             q_proj: Linear::random(hidden, heads * d, false, 1.0, &device),
             k_proj: Linear::random(hidden, kv * d, false, 1.0, &device),
@@ -35,18 +38,22 @@ fn check<B: AutodiffBackend>() {
             k_norm: norm,
             head_dim: d,
         };
-        let source = |n: &str| golden.has(&at(&format!("weights.{n}"))).then(|| golden.data(&at(&format!("weights.{n}"))));
+        let source = |n: &str| {
+            golden.has(&at(&format!("weights.{n}"))).then(|| golden.data(&at(&format!("weights.{n}"))))
+        };
         let module = params::fill(module, &device, source, |_| true).unwrap();
 
-        let anchors: Vec<Anchor> =
-            case["anchors"].as_array().unwrap().iter().map(|a| Anchor::at(a.as_u64().unwrap() as usize)).collect();
+        let anchors: Vec<Anchor> = case["anchors"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|a| Anchor::at(a.as_u64().unwrap() as usize))
+            .collect();
         let n = anchors.len();
         let positions: Vec<usize> = golden.ints(&at("position_ids")).iter().map(|&p| p as usize).collect();
         let rope = Rope::new(case["rope_theta"].as_f64().unwrap(), d, RopeScaling::None);
-        let rope = BlockRope {
-            q: rope.tables(&positions, heads, &device),
-            k: rope.tables(&positions, kv, &device),
-        };
+        let rope =
+            BlockRope { q: rope.tables(&positions, heads, &device), k: rope.tables(&positions, kv, &device) };
         let prefix = Prefix {
             keys: golden.float::<B, 4>(&at("target_k"), &device).squeeze_dim::<3>(0),
             values: golden.float::<B, 4>(&at("target_v"), &device).squeeze_dim::<3>(0),
@@ -67,7 +74,8 @@ fn check<B: AutodiffBackend>() {
         let grads = (out * cotangent).sum().backward();
         let found = x.grad(&grads).unwrap();
         assert_tensor(&at("grad x"), found, &golden.f32s(&at("grad.hidden_states")), GRADIENT);
-        let mut visitor = Gradients { golden: &golden, name: &name, grads: &grads, path: Vec::new(), seen: 0 };
+        let mut visitor =
+            Gradients { golden: &golden, name: &name, grads: &grads, path: Vec::new(), seen: 0 };
         module.visit(&mut visitor);
         let expected = golden.names().filter(|t| t.starts_with(&at("grad."))).count() - 1;
         assert_eq!(visitor.seen, expected, "{name}: every gradient of the fixture was compared");

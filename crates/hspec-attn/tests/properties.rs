@@ -1,6 +1,8 @@
 //! Prefix attention equals attention over a naive concatenation, and what a mask hides has no
 //! influence whatever it holds.
 
+#![allow(clippy::unwrap_used)] // a test may panic
+
 use burn::tensor::{Distribution, Tensor, TensorData};
 use hspec_attn::{Anchor, BlockRope, BlockRule, Prefix, PrefixAttention, Rope, RopeScaling, WindowRule};
 use hspec_goldens::{Tolerance, assert_close, assert_tensor};
@@ -78,9 +80,8 @@ impl Setup {
             q: self.rope().tables(&positions, HEADS, &device),
             k: self.rope().tables(&positions, KV, &device),
         };
-        let tensor = |v: &[f32]| {
-            Tensor::<B, 3>::from_data(TensorData::new(v.to_vec(), [KV, self.total, D]), &device)
-        };
+        let tensor =
+            |v: &[f32]| Tensor::<B, 3>::from_data(TensorData::new(v.to_vec(), [KV, self.total, D]), &device);
         let prefix = Prefix { keys: tensor(&self.keys), values: tensor(&self.values) };
         let x = TensorData::new(self.x.clone(), [self.anchors.len(), self.k, HIDDEN]);
         let x = Tensor::from_data(x, &device);
@@ -117,13 +118,18 @@ impl Setup {
                     }
                     for s in (0..self.k).filter(|&s| self.rule.block(s, t)) {
                         let at = ((i * self.k + s) * KV + g) * D;
-                        seen.push((turn(&keys[at..at + D], anchor.position + s), values[at..at + D].to_vec()));
+                        seen.push((
+                            turn(&keys[at..at + D], anchor.position + s),
+                            values[at..at + D].to_vec(),
+                        ));
                     }
                     let weight = |k: &[f32]| {
                         (k.iter().zip(&query).map(|(a, b)| a * b).sum::<f32>() / (D as f32).sqrt()).exp()
                     };
                     let total: f32 = seen.iter().map(|(k, _)| weight(k)).sum();
-                    out.extend((0..D).map(|c| seen.iter().map(|(k, v)| weight(k) * v[c]).sum::<f32>() / total));
+                    out.extend(
+                        (0..D).map(|c| seen.iter().map(|(k, v)| weight(k) * v[c]).sum::<f32>() / total),
+                    );
                 }
             }
         }
@@ -215,7 +221,11 @@ fn causal_attention_does_not_depend_on_chunks_or_padding() {
         let padded = |x: &Tensor<B, 4>, heads| {
             Tensor::cat(vec![Tensor::full([1, pad, heads, D], 9.0, &device), x.clone()], 1)
         };
-        let (q, k, v) = if pad > 0 { (padded(&q, HEADS), padded(&k, KV), padded(&v, KV)) } else { (q.clone(), k.clone(), v.clone()) };
+        let (q, k, v) = if pad > 0 {
+            (padded(&q, HEADS), padded(&k, KV), padded(&v, KV))
+        } else {
+            (q.clone(), k.clone(), v.clone())
+        };
         let mut cache = KvCache::<B>::new(1, 1, KV, t + pad, D, &device);
         cache.set_starts(vec![pad]);
         let mut out = Vec::new();

@@ -7,19 +7,8 @@ use serde::{Deserialize, Serialize};
 #[serde(transparent)]
 pub struct TokenId(pub u32);
 
-/// A token of a drafter's pruned vocabulary: an index into its output rows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct DraftId(pub u32);
-
 impl TokenId {
     /// As an index into rows of the target's vocabulary.
-    pub fn index(self) -> usize {
-        self.0 as usize
-    }
-}
-
-impl DraftId {
-    /// As an index into rows of the draft vocabulary.
     pub fn index(self) -> usize {
         self.0 as usize
     }

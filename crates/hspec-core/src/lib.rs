@@ -11,4 +11,4 @@ pub mod target;
 pub mod text;
 
 pub use error::{Error, Result};
-pub use ids::{DraftId, TokenId};
+pub use ids::TokenId;

@@ -1,5 +1,7 @@
 //! Decoding a request on a tiny real target: speculation changes no text, and every way to end ends right.
 
+#![allow(clippy::unwrap_used)] // a test may panic
+
 use burn::tensor::backend::Backend;
 use hspec_core::{
     Result, TokenId,
@@ -187,7 +189,11 @@ fn at_the_end_of_the_context_drafts_shrink_and_then_stop() {
         let case = greedy(&prompt, 100, &[]);
         let plain = case.run(&target, None);
         // The last token is sampled from the last position and not processed any more.
-        assert_eq!((plain.finish, plain.tokens.len()), (Finish::Context, context - 3 + 1), "context {context}");
+        assert_eq!(
+            (plain.finish, plain.tokens.len()),
+            (Finish::Context, context - 3 + 1),
+            "context {context}"
+        );
         let oracle = Oracle { answer: plain.tokens.clone(), prompt: 3 };
         for drafter in [&oracle as &dyn Drafter<B>, &random_drafter()] {
             let speculative = case.run(&target, Some(drafter));
@@ -244,7 +250,10 @@ fn sampled_speculation_is_reproducible_and_seeds_differ() {
             stop_tokens: &[],
         };
         let drafter: &dyn Drafter<B> = &drafter;
-        Decoder::new(&target, Some(drafter)).generate(&request, &mut |_| ControlFlow::Continue(())).unwrap().tokens
+        Decoder::new(&target, Some(drafter))
+            .generate(&request, &mut |_| ControlFlow::Continue(()))
+            .unwrap()
+            .tokens
     };
     assert_eq!(run(1, 0), run(1, 0));
     assert_ne!(run(1, 0), run(2, 0));

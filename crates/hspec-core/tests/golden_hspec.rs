@@ -1,6 +1,8 @@
 //! The H-Spec drafter against the reference implementation: seed states, and single-request drafts
 //! through the decoding path under both window rules.
 
+#![allow(clippy::unwrap_used)] // a test may panic
+
 use burn::tensor::{Tensor, TensorData, backend::Backend};
 use hspec_attn::{Anchor, KvCache, Prefix, WindowRule};
 use hspec_core::{
@@ -200,7 +202,9 @@ fn drafting_does_not_touch_the_cache() {
     }
     cache.advance(9);
     let bytes = |cache: &KvCache<B>| -> Vec<TensorData> {
-        (0..layers).flat_map(|l| [cache.keys(l, 0, 20).into_data(), cache.values(l, 0, 20).into_data()]).collect()
+        (0..layers)
+            .flat_map(|l| [cache.keys(l, 0, 20).into_data(), cache.values(l, 0, 20).into_data()])
+            .collect()
     };
     let before = bytes(&cache);
     let seed = Tensor::ones([1, 3 * 64], &device);

@@ -1,6 +1,8 @@
 //! Targets against the reference implementation: logits, hidden states, keys and values, padding, far
 //! positions, greedy ids and rollback, from both layouts of the configuration.
 
+#![allow(clippy::unwrap_used)] // a test may panic
+
 use burn::tensor::{Tensor, backend::Backend};
 use hspec_attn::KvCache;
 use hspec_core::{
@@ -50,9 +52,17 @@ fn all_hidden<B: Backend>(target: &Target<B>) -> Vec<usize> {
     (0..=target.config().num_hidden_layers).collect()
 }
 
-fn check_hidden<B: Backend>(golden: &Golden, case: &str, target: &Target<B>, pass: &Pass<B>, rows: &[bool], tolerance: Tolerance) {
+fn check_hidden<B: Backend>(
+    golden: &Golden,
+    case: &str,
+    target: &Target<B>,
+    pass: &Pass<B>,
+    rows: &[bool],
+    tolerance: Tolerance,
+) {
     for (id, hidden) in pass.hidden.iter().enumerate() {
-        let key = if id == 0 { format!("{case}.hidden.embed") } else { format!("{case}.hidden.layer_{}", id - 1) };
+        let key =
+            if id == 0 { format!("{case}.hidden.embed") } else { format!("{case}.hidden.layer_{}", id - 1) };
         if golden.has(&key) {
             compare_rows(&key, hidden.clone(), &golden.f32s(&key), rows, tolerance);
         }
@@ -81,7 +91,14 @@ fn compare_rows<B: Backend, const D: usize>(
     }
 }
 
-fn check_cache<B: Backend>(golden: &Golden, case: &str, cache: &KvCache<B>, layers: usize, rows: &[bool], tolerance: Tolerance) {
+fn check_cache<B: Backend>(
+    golden: &Golden,
+    case: &str,
+    cache: &KvCache<B>,
+    layers: usize,
+    rows: &[bool],
+    tolerance: Tolerance,
+) {
     let (batch, len) = (cache.batch(), cache.len());
     for layer in 0..layers {
         for (letter, found) in [("k", cache.keys(layer, 0, len)), ("v", cache.values(layer, 0, len))] {
@@ -132,7 +149,13 @@ fn check<B: Backend>(config: &str) {
                 again.set_starts((0..batch).map(|r| cache.start(r)).collect());
                 let derived = target.forward(&ids, &mut again, &want).unwrap();
                 let reference: Vec<f32> = pass.logits.clone().unwrap().into_data().iter::<f32>().collect();
-                compare_rows("derived positions", derived.logits.unwrap(), &reference, &counts, Tolerance::Absolute(0.0));
+                compare_rows(
+                    "derived positions",
+                    derived.logits.unwrap(),
+                    &reference,
+                    &counts,
+                    Tolerance::Absolute(0.0),
+                );
             }
             let tolerance = if case == "far" { Tolerance::Absolute(1e-3) } else { NEAR };
             let key = format!("{case}.logits");

@@ -23,6 +23,6 @@ pub enum Error {
         /// The prompt's name in it.
         prompt: String,
         /// What is wrong.
-        source: hspec_core::Error,
+        source: Box<hspec_core::Error>,
     },
 }

@@ -124,7 +124,7 @@ impl<B: Backend> Evaluation<'_, B> {
 
 fn named(task: &Task, prompt: &TaskPrompt) -> impl FnOnce(hspec_core::Error) -> Error {
     let (task, prompt) = (task.name.clone(), prompt.id.clone());
-    move |source| Error::Prompt { task, prompt, source }
+    move |source| Error::Prompt { task, prompt, source: Box::new(source) }
 }
 
 impl Acceptance {

@@ -46,12 +46,14 @@ impl std::fmt::Display for LoadError {
 
 impl std::error::Error for LoadError {}
 
-/// A stable id for the parameter called `name` (64-bit FNV-1a).
+/// A stable id for the parameter called `name`.
 pub fn stable_id(name: &str) -> ParamId {
-    let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |h, b| {
-        (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3)
-    });
-    ParamId::from(hash)
+    ParamId::from(fingerprint(name.bytes()))
+}
+
+/// 64-bit FNV-1a: the same on every machine and in every version.
+pub fn fingerprint(bytes: impl Iterator<Item = u8>) -> u64 {
+    bytes.fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3))
 }
 
 /// Name, id, shape and gradient flag of every parameter, in field order.
@@ -92,8 +94,7 @@ pub fn fill<B: Backend, M: Module<B>>(
     source: impl FnMut(&str) -> Option<TensorData>,
     trained: impl Fn(&str) -> bool,
 ) -> Result<M, LoadError> {
-    let mut filler =
-        Filler { path: Path::default(), device: device.clone(), source, trained, error: None };
+    let mut filler = Filler { path: Path::default(), device: device.clone(), source, trained, error: None };
     let module = module.map(&mut filler);
     filler.error.map_or(Ok(module), Err)
 }

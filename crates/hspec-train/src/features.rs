@@ -52,7 +52,8 @@ impl<'a, B: Backend> FeatureStore<'a, B> {
         }
         let features = Rc::new(self.compute(document)?);
         let tokens = document.prompt_ids.len() + document.response_ids.len();
-        let width = features.fused.dims()[1] + features.last.dims()[1]
+        let width = features.fused.dims()[1]
+            + features.last.dims()[1]
             + features.layers.iter().map(|p| 2 * p.keys.dims()[0] * p.keys.dims()[2]).sum::<usize>();
         let bytes = tokens * width * size_of::<f32>();
         if bytes <= self.bytes_left {
@@ -70,11 +71,8 @@ impl<'a, B: Backend> FeatureStore<'a, B> {
         let pass = self.target.forward(&ids, &mut cache, &Want { logits: Rows::None, hidden: &wanted })?;
         let mut hidden: Vec<Tensor<B, 2>> = pass.hidden.into_iter().map(|h| h.squeeze_dim(0)).collect();
         let last = hidden.pop().expect("the last layer's output was asked for");
-        let lend = |&layer: &usize| Prefix {
-            keys: cache.keys(layer, 0, ids.len()).squeeze_dim(0),
-            values: cache.values(layer, 0, ids.len()).squeeze_dim(0),
-        };
-        Ok(Features { fused: Tensor::cat(hidden, 1), last, layers: self.kv.iter().map(lend).collect() })
+        let layers = self.kv.iter().map(|&layer| cache.lend(layer)).collect();
+        Ok(Features { fused: Tensor::cat(hidden, 1), last, layers })
     }
 
     /// Packs documents side by side.
@@ -117,10 +115,8 @@ impl<'a, B: Backend> FeatureStore<'a, B> {
 impl<B: Backend> Packed<B> {
     /// The same values as constants of an autodiff backend.
     pub fn constant<A: burn::tensor::backend::AutodiffBackend<InnerBackend = B>>(self) -> Packed<A> {
-        let prefix = |p: Prefix<B>| Prefix {
-            keys: Tensor::from_inner(p.keys),
-            values: Tensor::from_inner(p.values),
-        };
+        let prefix =
+            |p: Prefix<B>| Prefix { keys: Tensor::from_inner(p.keys), values: Tensor::from_inner(p.values) };
         Packed {
             ids: self.ids,
             loss_mask: self.loss_mask,

@@ -9,7 +9,7 @@
 //! loss = ce_weight * ce + tv_weight * tv + confidence_weight * conf
 //! ```
 
-use burn::tensor::{Int, Tensor, TensorData, activation::log_softmax, backend::Backend};
+use burn::tensor::{DType, Int, Tensor, TensorData, activation::log_softmax, backend::Backend};
 
 /// Weights of the terms and of the slots.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -78,8 +78,8 @@ pub fn elements<B: Backend>(
     confidence: Option<Tensor<B, 2>>,
 ) -> Elements<B> {
     let [n, k, v] = logits.dims();
-    let log_p = log_softmax(logits.reshape([n * k, v]), 1);
-    let targets = targets.reshape([n * k, v]).detach();
+    let log_p = log_softmax(logits.reshape([n * k, v]).cast(DType::F32), 1);
+    let targets = targets.reshape([n * k, v]).cast(DType::F32).detach();
     let label = targets.clone().argmax(1);
     let q = log_softmax(targets, 1).exp();
     let ce = log_p.clone().gather(1, label).neg().reshape([n, k]);
@@ -101,8 +101,7 @@ pub fn loss<B: Backend>(elements: Elements<B>, mask: Tensor<B, 2>, config: &Loss
     let count = mask.sum().add_scalar(1e-5);
     let term = |e: &Tensor<B, 2>| (e.clone() * weights.clone()).sum() / count.clone();
     let (ce, tv) = (term(&elements.ce), term(&elements.tv));
-    let confidence =
-        elements.confidence.as_ref().map_or_else(|| Tensor::zeros([1], &ce.device()), &term);
+    let confidence = elements.confidence.as_ref().map_or_else(|| Tensor::zeros([1], &ce.device()), &term);
     let total = ce.clone().mul_scalar(config.ce)
         + tv.clone().mul_scalar(config.tv)
         + confidence.clone().mul_scalar(config.confidence);

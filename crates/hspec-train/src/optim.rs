@@ -7,7 +7,7 @@ use burn::{
         AdamW, AdamWConfig, GradientsParams, Muon, MuonConfig, Optimizer, adaptor::OptimizerAdaptor,
         decay::WeightDecayConfig,
     },
-    record::{BinBytesRecorder, FullPrecisionSettings, Record, Recorder},
+    record::{FullPrecisionSettings, NamedMpkBytesRecorder, Record, Recorder},
     tensor::{ElementConversion, Tensor, backend::AutodiffBackend},
 };
 use hspec_core::{Error, Result};
@@ -80,7 +80,13 @@ impl<B: AutodiffBackend, M: AutodiffModule<B>> Optimizers<B, M> {
     pub fn step(&mut self, scale: f64, module: M, mut grads: B::Gradients) -> Result<(M, f64)> {
         let mut all = GradientsParams::from_module(&mut grads, &module);
         let norm = clip(&module, &mut all, self.clip)?;
-        let mut split = Split { all, from: &self.groups, muon: GradientsParams::new(), decayed: GradientsParams::new(), plain: GradientsParams::new() };
+        let mut split = Split {
+            all,
+            from: &self.groups,
+            muon: GradientsParams::new(),
+            decayed: GradientsParams::new(),
+            plain: GradientsParams::new(),
+        };
         module.visit(&mut split);
         let Split { muon, decayed, plain, .. } = split;
         let module = self.muon.step(self.muon_lr * scale, module, muon);
@@ -93,7 +99,11 @@ impl<B: AutodiffBackend, M: AutodiffModule<B>> Optimizers<B, M> {
     /// # Errors
     /// [`Error::Mismatch`] if it cannot be serialised.
     pub fn save(&self) -> Result<[Vec<u8>; 3]> {
-        Ok([bytes::<B, _>(self.muon.to_record())?, bytes::<B, _>(self.decayed.to_record())?, bytes::<B, _>(self.plain.to_record())?])
+        Ok([
+            bytes::<B, _>(self.muon.to_record())?,
+            bytes::<B, _>(self.decayed.to_record())?,
+            bytes::<B, _>(self.plain.to_record())?,
+        ])
     }
 
     /// Continues from a saved state.
@@ -108,25 +118,32 @@ impl<B: AutodiffBackend, M: AutodiffModule<B>> Optimizers<B, M> {
     }
 }
 
-type Bytes = BinBytesRecorder<FullPrecisionSettings>;
+type Bytes = NamedMpkBytesRecorder<FullPrecisionSettings>;
 
 fn bytes<B: AutodiffBackend, R: Record<B>>(record: R) -> Result<Vec<u8>> {
-    Recorder::<B>::record(&Bytes::new(), record, ()).map_err(|e| Error::Mismatch(format!("optimiser state: {e}")))
+    Recorder::<B>::record(&Bytes::new(), record, ())
+        .map_err(|e| Error::Mismatch(format!("optimiser state: {e}")))
 }
 
 fn record<B: AutodiffBackend, R: Record<B>>(bytes: Vec<u8>, device: &B::Device) -> Result<R> {
-    Recorder::<B>::load(&Bytes::new(), bytes, device).map_err(|e| Error::Mismatch(format!("optimiser state: {e}")))
+    Recorder::<B>::load(&Bytes::new(), bytes, device)
+        .map_err(|e| Error::Mismatch(format!("optimiser state: {e}")))
 }
 
 /// Scales all gradients so that their joint norm is at most `limit`.
-fn clip<B: AutodiffBackend, M: AutodiffModule<B>>(module: &M, grads: &mut GradientsParams, limit: f64) -> Result<f64> {
+fn clip<B: AutodiffBackend, M: AutodiffModule<B>>(
+    module: &M,
+    grads: &mut GradientsParams,
+    limit: f64,
+) -> Result<f64> {
     let mut squares = Squares { grads, found: Vec::new() };
     module.visit(&mut squares);
     let found = squares.found;
     let total: f64 = found.iter().map(|(_, s)| s).sum();
     if !total.is_finite() {
         let bad = found.iter().find(|(_, s)| !s.is_finite()).map(|(id, _)| *id);
-        let name = params::list(module).into_iter().find(|p| Some(p.id) == bad).map_or_else(String::new, |p| p.name);
+        let name =
+            params::list(module).into_iter().find(|p| Some(p.id) == bad).map_or_else(String::new, |p| p.name);
         return Err(Error::Mismatch(format!("the gradient of {name} is not finite")));
     }
     let norm = total.sqrt();

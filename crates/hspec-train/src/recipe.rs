@@ -2,7 +2,7 @@
 
 use hspec_core::{Error, Result};
 use serde::{Deserialize, Serialize};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// A training run. Unknown keys are refused; defaults are what the field comments say, and the
 /// resolved copy beside a checkpoint shows every one of them.
@@ -22,6 +22,8 @@ pub struct Recipe {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Data {
+    /// Prompt files, used where the command names none; relative to the current folder.
+    pub prompts: Vec<PathBuf>,
     /// Prompts used, drawn at random; 0 for all.
     pub max_prompts: usize,
     /// Prompts longer than this are left out, in tokens.
@@ -39,6 +41,7 @@ pub struct Data {
 impl Default for Data {
     fn default() -> Self {
         Self {
+            prompts: Vec::new(),
             max_prompts: 0,
             max_prompt_tokens: 512,
             max_new_tokens: 256,
@@ -221,8 +224,9 @@ impl Recipe {
     /// A file that cannot be read, an unknown or missing key, a value out of range.
     pub fn read(path: &Path) -> Result<Self> {
         let text = std::fs::read_to_string(path).map_err(Error::io(path))?;
-        let recipe: Self = toml::from_str(&text)
-            .map_err(|e| Error::invalid(path, "recipe", e.to_string().trim().to_owned(), "a training recipe"))?;
+        let recipe: Self = toml::from_str(&text).map_err(|e| {
+            Error::invalid(path, "recipe", e.to_string().trim().to_owned(), "a training recipe")
+        })?;
         recipe.validate(path)?;
         Ok(recipe)
     }
@@ -260,7 +264,12 @@ impl Recipe {
         ] {
             // Written so that NaN is refused.
             if !(low <= x && x <= high) {
-                return Err(Error::invalid(path, field, x.to_string(), format!("a number from {low} to {high}")));
+                return Err(Error::invalid(
+                    path,
+                    field,
+                    x.to_string(),
+                    format!("a number from {low} to {high}"),
+                ));
             }
         }
         Ok(())

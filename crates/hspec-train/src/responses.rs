@@ -1,11 +1,11 @@
 //! The target's own answers, written in batches to a file that a killed run continues.
 
+use burn::tensor::backend::Backend;
 use hspec_core::{
     Error, Result, TokenId,
     decode::{Chance, CounterRng, Purpose, SamplingParams},
     target::{Rows, Target, Want},
 };
-use burn::tensor::backend::Backend;
 use serde::{Deserialize, Serialize};
 use std::{
     collections::HashMap,

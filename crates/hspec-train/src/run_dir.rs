@@ -1,22 +1,27 @@
 //! The folder of a run: what is written when, so that a kill loses at most one interval.
 
-use crate::{optim::Optimizers, recipe::Recipe};
-use burn::{module::AutodiffModule, tensor::backend::AutodiffBackend};
+use crate::{optim::Optimizers, recipe::Recipe, responses::PromptTokens};
+use burn::{
+    module::AutodiffModule,
+    tensor::backend::{AutodiffBackend, Backend},
+};
 use hspec_core::{
     Error, Result,
     checkpoint::{StoreAs, read_json, write_atomic},
     drafter::HSpec,
+    target::Target,
 };
+use hspec_nn::params::fingerprint;
 use serde::{Deserialize, Serialize};
 use std::{
-    fs::{self, OpenOptions},
+    fs::{self, File, OpenOptions},
     io::Write,
     path::{Path, PathBuf},
 };
 
 /// Checkpoints kept.
 const KEEP: usize = 2;
-const OPTIMIZERS: [&str; 3] = ["muon.bin", "adamw_decayed.bin", "adamw_plain.bin"];
+const OPTIMIZERS: [&str; 3] = ["muon.mpk", "adamw_decayed.mpk", "adamw_plain.mpk"];
 
 /// Where training stands.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -31,17 +36,40 @@ pub struct Progress {
     pub best_tau: f64,
 }
 
+/// What a run learns from; a run cannot continue on anything else.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Identity {
+    /// Fingerprint of the target's final norm, which no two models share.
+    pub target: String,
+    /// Fingerprint of the selected prompts' tokens.
+    pub prompts: String,
+}
+
+impl Identity {
+    /// Of a target and prompts.
+    pub fn new<B: Backend>(target: &Target<B>, prompts: &[PromptTokens]) -> Self {
+        let norm = target.norm().weight.val().into_data();
+        let norm = norm.iter::<f32>().flat_map(f32::to_le_bytes);
+        let tokens = prompts.iter().flat_map(|p| p.ids.iter().map(|t| t.0).chain([u32::MAX]));
+        let text = |hash: u64| format!("{hash:016x}");
+        Self {
+            target: text(fingerprint(norm)),
+            prompts: text(fingerprint(tokens.flat_map(u32::to_le_bytes))),
+        }
+    }
+}
+
 /// The folder.
 #[derive(Debug, Clone)]
 pub struct RunDir(PathBuf);
 
 impl RunDir {
     /// Opens the folder of a run. A fresh run refuses one that holds another run; a resumed run must
-    /// find the same recipe.
+    /// find the same recipe, target and prompts.
     ///
     /// # Errors
-    /// A folder that cannot be written, holds another run, or (resuming) another recipe.
-    pub fn open(path: &Path, recipe: &Recipe, resume: bool) -> Result<Self> {
+    /// A folder that cannot be written, holds another run, or (resuming) one that began differently.
+    pub fn open(path: &Path, recipe: &Recipe, identity: &Identity, resume: bool) -> Result<Self> {
         fs::create_dir_all(path).map_err(Error::io(path))?;
         let dir = Self(path.to_owned());
         let file = dir.file("recipe.toml");
@@ -52,7 +80,14 @@ impl RunDir {
             if Recipe::read(&file)? != *recipe {
                 return Err(Error::invalid(&file, "recipe", "another recipe", "the one to resume with"));
             }
+            let file = dir.file("identity.json");
+            let known: Identity = read_json(&file)?;
+            if known != *identity {
+                let expected = format!("{known:?}, with which the run began");
+                return Err(Error::invalid(&file, "identity", format!("{identity:?}"), expected));
+            }
         } else {
+            write_json(&dir.file("identity.json"), identity)?;
             write_atomic(&file, |out| out.write_all(recipe.resolved().as_bytes()))?;
         }
         Ok(dir)
@@ -105,6 +140,8 @@ impl RunDir {
             fs::remove_dir_all(&whole).map_err(Error::io(&whole))?;
         }
         fs::rename(&part, &whole).map_err(Error::io(&whole))?;
+        // The new name must be on the disk before an old checkpoint goes.
+        File::open(&self.0).and_then(|dir| dir.sync_all()).map_err(Error::io(&self.0))?;
         let all = self.checkpoints()?;
         for (_, old) in all.iter().rev().skip(KEEP) {
             fs::remove_dir_all(old).map_err(Error::io(old))?;
@@ -124,7 +161,10 @@ impl RunDir {
             match whole {
                 Ok(found) => return Ok(Some(found)),
                 Err(error) => {
-                    tracing::warn!("checkpoint {} is damaged, trying the one before: {error}", path.display());
+                    tracing::warn!(
+                        "checkpoint {} is damaged, trying the one before: {error}",
+                        path.display()
+                    );
                     last = Some(error);
                 }
             }
@@ -155,7 +195,8 @@ impl RunDir {
         writeln!(file, "{line}").map_err(Error::io(&path))
     }
 
-    /// Drops metrics of steps after `step`, which a resumed run will write again.
+    /// Drops metrics of steps after `step`, which a resumed run will write again; all of them when it
+    /// begins anew.
     ///
     /// # Errors
     /// When they cannot be read or written.
@@ -164,7 +205,7 @@ impl RunDir {
         let Ok(text) = fs::read_to_string(&path) else { return Ok(()) };
         let keep = |line: &&str| {
             let value: Option<serde_json::Value> = serde_json::from_str(line).ok();
-            value.and_then(|v| v["step"].as_u64()).is_some_and(|s| s as usize <= step)
+            value.and_then(|v| v["step"].as_u64()).is_some_and(|s| step > 0 && s as usize <= step)
         };
         let kept: String = text.lines().filter(keep).map(|l| format!("{l}\n")).collect();
         write_atomic(&path, |out| out.write_all(kept.as_bytes()))

@@ -4,7 +4,7 @@ use crate::{
     features::FeatureStore,
     loss::{self, Agreement, LossConfig, Weighting},
     optim::{Optimizers, schedule},
-    pack::{Anchors, shuffled},
+    pack::{Anchors, Packed, shuffled},
     recipe::Recipe,
     responses::Response,
     run_dir::{Progress, RunDir},
@@ -12,11 +12,10 @@ use crate::{
 };
 use burn::{
     module::AutodiffModule,
-    tensor::backend::AutodiffBackend,
+    tensor::{Tensor, backend::AutodiffBackend},
 };
 use hspec_core::{
     Error, Result, TokenId,
-    config::Family,
     decode::{Decoder, Request, SamplingParams},
     drafter::{Drafter, HSpec, HSpecModel, pruned_head},
     target::Target,
@@ -61,8 +60,8 @@ pub struct Simulation {
     pub step: usize,
     /// Tokens per target pass on held-out prompts, greedy.
     pub tau: f64,
-    /// Rounds behind it.
-    pub rounds: usize,
+    /// Target passes behind it.
+    pub passes: usize,
 }
 
 /// What a run tells its caller.
@@ -82,6 +81,8 @@ pub enum Event<'a> {
         resumed_at: usize,
         /// Steps in all.
         steps: usize,
+        /// Best simulated tau before.
+        best_tau: f64,
     },
     /// After a step.
     Step(&'a StepMetrics),
@@ -122,7 +123,8 @@ impl<B: AutodiffBackend> Trainer<'_, B> {
         let resumed = dir.newest(|path| {
             let drafter = HSpec::<B::InnerBackend>::load(path, Some(self.target), device)?;
             let learner = self.learner(&drafter)?;
-            let optimizers = Optimizers::new(&learner.model, recipe).load(RunDir::optimizers(path)?, device)?;
+            let optimizers =
+                Optimizers::new(&learner.model, recipe).load(RunDir::optimizers(path)?, device)?;
             Ok((drafter, learner, optimizers))
         })?;
         let ((mut drafter, mut learner, mut optimizers), mut progress) = match resumed {
@@ -147,6 +149,7 @@ impl<B: AutodiffBackend> Trainer<'_, B> {
             parameters: drafter.footprint().params_trainable,
             resumed_at: progress.step,
             steps: recipe.steps,
+            best_tau: progress.best_tau,
         });
         if progress.step == 0 {
             let simulation = self.simulate(&drafter, held_out, 0)?;
@@ -158,48 +161,32 @@ impl<B: AutodiffBackend> Trainer<'_, B> {
             let documents = next_documents(training, recipe.tokens_per_step, recipe.seed, &mut progress);
             let packed = store.pack(&documents)?.constant::<B>();
             let block = drafter.config.block_size;
-            let anchors =
-                Anchors::draw(&packed.loss_mask, block, recipe.anchors_per_step, recipe.seed, progress.step as u64);
+            let anchors = Anchors::draw(
+                &packed.loss_mask,
+                block,
+                recipe.anchors_per_step,
+                recipe.seed,
+                progress.step as u64,
+            );
             let scale = schedule(progress.step, recipe.steps, recipe.warmup);
             progress.step += 1;
             if anchors.index.is_empty() {
-                tracing::warn!("step {} has no supervised token to draft from and changes nothing", progress.step);
-                continue;
+                tracing::warn!(
+                    "step {} has no supervised token to draft from and changes nothing",
+                    progress.step
+                );
+            } else {
+                let mut metrics = self
+                    .step(&mut learner, &mut optimizers, &packed, &anchors, (&norm, &head), scale)
+                    .map_err(|e| {
+                        Error::Mismatch(format!("step {}: {e}; earlier checkpoints are whole", progress.step))
+                    })?;
+                metrics.step = progress.step;
+                metrics.seconds = start.elapsed().as_secs_f64();
+                metrics.tokens_per_second = packed.ids.len() as f64 / metrics.seconds;
+                dir.log(&metrics)?;
+                report(Event::Step(&metrics));
             }
-            let forward = packed.forward(&learner, &anchors, &norm, &head);
-            let agreement =
-                Agreement::count(forward.logits.clone().inner(), forward.targets.clone().inner(), &forward.mask.clone().inner());
-            let elements = loss::elements(forward.logits, forward.targets, forward.confidence);
-            let loss = loss::loss(elements, forward.mask, &self.objective());
-            let scalar = |t: &burn::tensor::Tensor<B, 1>| f64::from(t.clone().into_data().iter::<f32>().next().unwrap_or(f32::NAN));
-            let mut metrics = StepMetrics {
-                step: progress.step,
-                loss: scalar(&loss.total),
-                ce: scalar(&loss.ce),
-                tv: scalar(&loss.tv),
-                confidence: scalar(&loss.confidence),
-                accuracy: (1..block).map(|t| agreement.accuracy(t)).collect(),
-                expected_length: agreement.expected_length(),
-                grad_norm: 0.0,
-                lr_scale: scale,
-                anchors: anchors.index.len(),
-                tokens_per_second: 0.0,
-                seconds: 0.0,
-            };
-            let failed = |what: String| {
-                Error::Mismatch(format!("step {}: {what}; the last checkpoint is whole", progress.step))
-            };
-            if !metrics.loss.is_finite() {
-                return Err(failed("the loss is not finite".into()));
-            }
-            let (model, grad_norm) =
-                optimizers.step(scale, learner.model, loss.total.backward()).map_err(|e| failed(e.to_string()))?;
-            learner.model = model;
-            metrics.grad_norm = grad_norm;
-            metrics.seconds = start.elapsed().as_secs_f64();
-            metrics.tokens_per_second = packed.ids.len() as f64 / metrics.seconds;
-            dir.log(&metrics)?;
-            report(Event::Step(&metrics));
 
             let last = progress.step == recipe.steps;
             let measure = last || progress.step.is_multiple_of(recipe.evaluate_every);
@@ -223,18 +210,62 @@ impl<B: AutodiffBackend> Trainer<'_, B> {
         HSpec::load(&dir.best(), Some(self.target), device)
     }
 
+    /// Forward, loss, backward and the optimisers' step.
+    fn step(
+        &self,
+        learner: &mut HSpec<B>,
+        optimizers: &mut Optimizers<B, HSpecModel<B>>,
+        packed: &Packed<B>,
+        anchors: &Anchors,
+        (norm, head): (&RmsNorm<B>, &Linear<B>),
+        scale: f64,
+    ) -> Result<StepMetrics> {
+        let forward = packed.forward(learner, anchors, norm, head);
+        let inner = |t: &Tensor<B, 3>| t.clone().inner();
+        let (logits, targets) = (inner(&forward.logits), inner(&forward.targets));
+        let agreement = Agreement::count(logits, targets, &forward.mask.clone().inner());
+        let elements = loss::elements(forward.logits, forward.targets, forward.confidence);
+        let loss = loss::loss(elements, forward.mask, &self.objective());
+        let scalar =
+            |t: &Tensor<B, 1>| f64::from(t.clone().into_data().iter::<f32>().next().unwrap_or(f32::NAN));
+        let mut metrics = StepMetrics {
+            step: 0,
+            loss: scalar(&loss.total),
+            ce: scalar(&loss.ce),
+            tv: scalar(&loss.tv),
+            confidence: scalar(&loss.confidence),
+            accuracy: (1..learner.config.block_size).map(|t| agreement.accuracy(t)).collect(),
+            expected_length: agreement.expected_length(),
+            grad_norm: 0.0,
+            lr_scale: scale,
+            anchors: anchors.index.len(),
+            tokens_per_second: 0.0,
+            seconds: 0.0,
+        };
+        if !metrics.loss.is_finite() {
+            return Err(Error::Mismatch("the loss is not finite".into()));
+        }
+        let (model, grad_norm) = optimizers.step(scale, learner.model.clone(), loss.total.backward())?;
+        learner.model = model;
+        metrics.grad_norm = grad_norm;
+        Ok(metrics)
+    }
+
     fn objective(&self) -> LossConfig {
         let r = &self.recipe.train;
-        LossConfig { ce: r.ce, tv: r.tv, confidence: r.confidence, weighting: Weighting::Decay { gamma: r.gamma } }
+        LossConfig {
+            ce: r.ce,
+            tv: r.tv,
+            confidence: r.confidence,
+            weighting: Weighting::Decay { gamma: r.gamma },
+        }
     }
 
     fn split<'r>(&self, responses: &'r [Response]) -> Result<(&'r [Response], &'r [Response])> {
         let held_out = self.recipe.data.validation;
         if responses.len() <= held_out {
-            return Err(Error::Mismatch(format!(
-                "{} responses are too few to keep {held_out} of them for validation",
-                responses.len()
-            )));
+            let expected = format!("fewer than the {} responses", responses.len());
+            return Err(Error::invalid(self.recipe_file, "data.validation", held_out.to_string(), expected));
         }
         Ok(responses.split_at(held_out))
     }
@@ -249,11 +280,10 @@ impl<B: AutodiffBackend> Trainer<'_, B> {
     fn learner(&self, drafter: &HSpec<B::InnerBackend>) -> Result<HSpec<B>> {
         let device = self.target.device();
         let values = params::collect(&drafter.model);
-        // Norms of queries and keys that the target has are the target's and stay so.
-        let own_norms = self.target.config().family != Family::Qwen3;
+        // Norms of queries and keys are the target's and stay so, as in the released recipe.
         let trained = |name: &str| {
             let head_norm = name.ends_with("q_norm.weight") || name.ends_with("k_norm.weight");
-            !HSpecModel::<B>::frozen(name) && (own_norms || !head_norm)
+            !HSpecModel::<B>::frozen(name) && !head_norm
         };
         let model = HSpecModel::<B>::init(&drafter.config, device);
         let model = params::fill(model, device, |n| values.get(n).cloned(), trained)
@@ -261,9 +291,14 @@ impl<B: AutodiffBackend> Trainer<'_, B> {
         HSpec::new(drafter.config.clone(), model, drafter.vocab.clone(), self.recipe_file)
     }
 
-    fn simulate(&self, drafter: &HSpec<B::InnerBackend>, held_out: &[Response], step: usize) -> Result<Simulation> {
+    fn simulate(
+        &self,
+        drafter: &HSpec<B::InnerBackend>,
+        held_out: &[Response],
+        step: usize,
+    ) -> Result<Simulation> {
         let decoder = Decoder::new(self.target, Some(drafter as &dyn Drafter<B::InnerBackend>));
-        let (mut emitted, mut rounds) = (0, 0);
+        let (mut emitted, mut passes) = (0, 0);
         for (id, response) in held_out.iter().enumerate() {
             let request = Request {
                 prompt: &response.prompt_ids,
@@ -275,18 +310,17 @@ impl<B: AutodiffBackend> Trainer<'_, B> {
                 stop_tokens: self.stop_tokens,
             };
             let generation = decoder.generate(&request, &mut |_| ControlFlow::Continue(()))?;
-            rounds += generation.rounds.len();
-            emitted += generation.rounds.iter().map(|r| r.accepted + usize::from(!r.stopped)).sum::<usize>();
+            // The first token comes from the prompt's own pass.
+            passes += generation.target_passes;
+            emitted += generation.tokens.len().saturating_sub(1);
         }
-        Ok(Simulation { step, tau: emitted as f64 / rounds.max(1) as f64, rounds })
+        Ok(Simulation { step, tau: emitted as f64 / passes.max(1) as f64, passes })
     }
 }
 
 /// A constant of the autodiff backend.
-fn lift<B: AutodiffBackend, const D: usize>(
-    tensor: burn::tensor::Tensor<B::InnerBackend, D>,
-) -> burn::tensor::Tensor<B, D> {
-    burn::tensor::Tensor::from_inner(tensor)
+fn lift<B: AutodiffBackend, const D: usize>(tensor: Tensor<B::InnerBackend, D>) -> Tensor<B, D> {
+    Tensor::from_inner(tensor)
 }
 
 /// The documents of the next step, in the epochs' order: as many as fit, at least one.

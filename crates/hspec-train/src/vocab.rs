@@ -34,7 +34,8 @@ mod tests {
     #[test]
     fn frequent_tokens_first_then_the_lowest_unused() {
         let ids = |v: &[u32]| v.iter().copied().map(TokenId).collect::<Vec<_>>();
-        let response = Response { id: "a".into(), prompt_ids: ids(&[9]), response_ids: ids(&[7, 5, 7, 6, 5]) };
+        let response =
+            Response { id: "a".into(), prompt_ids: ids(&[9]), response_ids: ids(&[7, 5, 7, 6, 5]) };
         let responses = [response];
         assert_eq!(most_frequent(&responses, 10, 2), ids(&[5, 7]));
         assert_eq!(most_frequent(&responses, 10, 5), ids(&[0, 1, 5, 6, 7]));

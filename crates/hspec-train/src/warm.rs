@@ -4,7 +4,10 @@ use crate::recipe::{Recipe, Shape, WarmStart};
 use burn::tensor::backend::Backend;
 use hspec_core::{
     Error, Result, TokenId,
-    config::{AttnRope, Family, HSpecConfig, LayerConfig, ProposalMethod, SeedMode, SpeculatorsConfig, Verifier},
+    config::{
+        AttnRope, Family, HSpecConfig, LayerConfig, ProposalMethod, SeedMode, SpeculatorsConfig,
+        SubLayerKind, Verifier,
+    },
     drafter::{DraftVocab, HSpec, HSpecModel, SubLayer, pruned_head},
     target::Target,
 };
@@ -16,10 +19,27 @@ use std::path::Path;
 ///
 /// # Errors
 /// A shape that cannot be right or does not fit the target.
-pub fn config<B: Backend>(recipe: &Recipe, target: &Target<B>, name: &str, file: &Path) -> Result<HSpecConfig> {
+pub fn config<B: Backend>(
+    recipe: &Recipe,
+    target: &Target<B>,
+    name: &str,
+    file: &Path,
+) -> Result<HSpecConfig> {
     let Shape {
-        block_pattern, block_size, fusion_layers, kv_layers, intermediate_size, mamba_heads, mamba_head_dim,
-        mamba_state, mamba_groups, mamba_conv, draft_vocab, markov_rank, sliding_window, mask_token,
+        block_pattern,
+        block_size,
+        fusion_layers,
+        kv_layers,
+        intermediate_size,
+        mamba_heads,
+        mamba_head_dim,
+        mamba_state,
+        mamba_groups,
+        mamba_conv,
+        draft_vocab,
+        markov_rank,
+        sliding_window,
+        mask_token,
     } = &recipe.drafter;
     let t = target.config();
     let attention = block_pattern.split_whitespace().filter(|w| w.eq_ignore_ascii_case("attention")).count();
@@ -34,8 +54,9 @@ pub fn config<B: Backend>(recipe: &Recipe, target: &Target<B>, name: &str, file:
         sliding_window: None,
         layer_type: Some("full_attention".into()),
     };
-    let pattern = serde_json::from_value(json!(block_pattern))
-        .map_err(|e| Error::invalid(file, "drafter.block_pattern", e.to_string(), "mamba, attention and mlp"))?;
+    let pattern = serde_json::from_value(json!(block_pattern)).map_err(|e| {
+        Error::invalid(file, "drafter.block_pattern", e.to_string(), "mamba, attention and mlp")
+    })?;
     let config = HSpecConfig {
         speculators_model_type: "mamba_attn_hybrid".into(),
         architectures: vec!["MambaAttnHybridDraftModel".into()],
@@ -117,6 +138,80 @@ pub fn config<B: Backend>(recipe: &Recipe, target: &Target<B>, name: &str, file:
     Ok(config)
 }
 
+/// Everything about a recipe that can be wrong for a target, found before any work is done.
+///
+/// # Errors
+/// [`Error::Invalid`] naming the field.
+pub fn check<B: Backend>(recipe: &Recipe, target: &Target<B>, prompts: usize, file: &Path) -> Result<()> {
+    let config = config(recipe, target, "", file)?;
+    let refuse =
+        |field: &str, found: String, expected: String| Err(Error::invalid(file, field, found, expected));
+    let data = &recipe.data;
+    let context = target.config().max_position_embeddings;
+    if data.max_prompt_tokens.saturating_add(data.max_new_tokens) > context {
+        let found = format!("{} behind {} prompt tokens", data.max_new_tokens, data.max_prompt_tokens);
+        return refuse(
+            "data.max_new_tokens",
+            found,
+            format!("at most {context} in all, the target's context"),
+        );
+    }
+    if data.validation >= prompts {
+        return refuse(
+            "data.validation",
+            data.validation.to_string(),
+            format!("fewer than the {prompts} prompts"),
+        );
+    }
+    if recipe.train.tokens_per_step <= config.block_size {
+        let found = recipe.train.tokens_per_step.to_string();
+        return refuse(
+            "train.tokens_per_step",
+            found,
+            format!("more than block_size, {}", config.block_size),
+        );
+    }
+    let (mlps, given) = (
+        config.block_pattern.0.iter().filter(|k| **k == SubLayerKind::Mlp).count(),
+        &recipe.train.mlp_layers,
+    );
+    match recipe.train.warm_start {
+        WarmStart::Attention if !given.is_empty() => {
+            return refuse(
+                "train.mlp_layers",
+                format!("{given:?}"),
+                "none, with warm_start = \"attention\"".into(),
+            );
+        }
+        WarmStart::Layers if given.len() != mlps => {
+            return refuse("train.mlp_layers", format!("{given:?}"), format!("{mlps} layers, one per mlp"));
+        }
+        WarmStart::Layers => {
+            let theirs = target.config().intermediate_size;
+            if recipe.drafter.intermediate_size != theirs {
+                let expected = format!("{theirs}, the target's, with warm_start = \"layers\"");
+                return refuse(
+                    "drafter.intermediate_size",
+                    recipe.drafter.intermediate_size.to_string(),
+                    expected,
+                );
+            }
+            if let Some(id) = given.iter().find(|&&id| target.layer(id).is_none()) {
+                let expected = format!("layers below {}", target.config().num_hidden_layers);
+                return refuse("train.mlp_layers", id.to_string(), expected);
+            }
+        }
+        WarmStart::Attention => {}
+    }
+    let row = target.embedding().clone().narrow(0, config.mask_token_id as usize, 1);
+    let norm: f32 = row.into_data().iter::<f32>().map(|x| x * x).sum::<f32>().sqrt();
+    if norm < 1e-4 {
+        let expected = "a token whose embedding is not zero, or every slot would start from nothing";
+        return refuse("drafter.mask_token", config.mask_token_id.to_string(), expected.into());
+    }
+    Ok(())
+}
+
 fn architecture(family: Family) -> &'static str {
     match family {
         Family::Qwen3 => "Qwen3ForCausalLM",
@@ -127,7 +222,7 @@ fn architecture(family: Family) -> &'static str {
 /// A fresh drafter whose copies and warm start come from the target.
 ///
 /// # Errors
-/// A warm start that the shapes do not allow.
+/// A vocabulary that does not ascend; what [`check`] would have found.
 pub fn drafter<B: Backend>(
     config: HSpecConfig,
     target: &Target<B>,
@@ -185,11 +280,6 @@ fn copy_layers<B: Backend>(
                 };
                 mlp += 1;
                 let source = from(id, "train.mlp_layers")?;
-                let (ours, theirs) = (layer.mlp.up_proj.weight.dims(), source.mlp.up_proj.weight.dims());
-                if ours != theirs {
-                    let expected = format!("{}, the target's, with warm_start = \"layers\"", theirs[0]);
-                    return Err(Error::invalid(file, "drafter.intermediate_size", ours[0].to_string(), expected));
-                }
                 layer.mlp = source.mlp.clone();
                 layer.mlp_norm = source.post_attention_layernorm.clone();
             }

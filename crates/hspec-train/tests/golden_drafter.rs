@@ -1,6 +1,8 @@
 //! The training forward of a whole drafter against the reference implementation: every sub-layer,
 //! logits, loss, all gradients, and the configuration variants on the same weights.
 
+#![allow(clippy::unwrap_used)] // a test may panic
+
 use burn::{
     backend::Autodiff,
     module::{Module, ModuleVisitor, Param},
@@ -49,8 +51,7 @@ impl<B: AutodiffBackend> Fixture<B> {
         };
         let usizes = |name: &str| io.ints(name).iter().map(|&i| i.max(0) as usize).collect::<Vec<_>>();
         let flags = |name: &str| io.ints(name).iter().map(|&f| f == 1).collect::<Vec<_>>();
-        let config: Value =
-            read_json(&hspec_goldens::root().join("hspec/full_drafter/config.json")).unwrap();
+        let config: Value = read_json(&hspec_goldens::root().join("hspec/full_drafter/config.json")).unwrap();
         let eps = config["transformer_layer_config"]["rms_norm_eps"].as_f64().unwrap();
         let packed = Packed {
             ids: io.ints("train/input_ids").iter().map(|&i| TokenId(i as u32)).collect(),
@@ -60,8 +61,7 @@ impl<B: AutodiffBackend> Fixture<B> {
             last: two_d("train/verifier_last_hidden_states"),
             prefixes: (0..layers).map(|l| Prefix { keys: part(l, 0), values: part(l, 1) }).collect(),
         };
-        let anchors =
-            Anchors { index: usizes("train/anchor_positions"), valid: flags("train/anchor_valid") };
+        let anchors = Anchors { index: usizes("train/anchor_positions"), valid: flags("train/anchor_valid") };
         let norm = RmsNorm::new(io.float("train/verifier_norm.weight", &device), eps);
         let head = Linear::new(io.float("train/verifier_lm_head.weight", &device), None);
         Self { io, packed, anchors, norm, head }
@@ -130,8 +130,14 @@ fn training_forward<B: AutodiffBackend>() {
     let confidence = forward.confidence.clone().unwrap();
     assert_tensor("confidence_logits", confidence, &f.io.f32s("train/confidence_logits"), LOGITS);
     assert_tensor("targets", forward.targets.clone(), &f.io.f32s("train/targets"), LOGITS);
-    assert_tensor("mask", forward.mask.clone(), &f.io.f32s("train/aligned_loss_mask"), Tolerance::Absolute(0.0));
-    let eal = Agreement::count(forward.logits.clone(), forward.targets.clone(), &forward.mask).expected_length();
+    assert_tensor(
+        "mask",
+        forward.mask.clone(),
+        &f.io.f32s("train/aligned_loss_mask"),
+        Tolerance::Absolute(0.0),
+    );
+    let eal =
+        Agreement::count(forward.logits.clone(), forward.targets.clone(), &forward.mask).expected_length();
     assert!((eal as f32 - f.io.f32s("train/eal")[0]).abs() < 1e-5, "eal {eal}");
 
     let notes = &f.io.notes["train"];

@@ -1,5 +1,7 @@
 //! The objective against the reference implementation: elements, terms, gradients, D-PACE, metrics.
 
+#![allow(clippy::unwrap_used)] // a test may panic
+
 use burn::{
     backend::Autodiff,
     tensor::{Tensor, backend::AutodiffBackend},
@@ -47,7 +49,12 @@ fn check<B: AutodiffBackend>() {
             assert_tensor(&at(key), found, &golden.f32s(&at(key)), FORWARD);
         }
         let without = loss(elements(logits.clone(), targets.clone(), None), mask.clone(), &config);
-        assert_tensor(&at("no confidence"), without.total, &golden.f32s(&at("total_without_confidence")), FORWARD);
+        assert_tensor(
+            &at("no confidence"),
+            without.total,
+            &golden.f32s(&at("total_without_confidence")),
+            FORWARD,
+        );
         let grads = l.total.backward();
         let grad = logits.grad(&grads).unwrap();
         assert_tensor(&at("grad logits"), grad, &golden.f32s(&at("grad.draft_logits")), GRADIENT);

@@ -1,5 +1,7 @@
 //! Whole runs on a tiny real target: learning, resuming, damaged checkpoints, responses.
 
+#![allow(clippy::unwrap_used)] // a test may panic
+
 use burn::backend::Autodiff;
 use hspec_core::{
     TokenId,
@@ -11,7 +13,7 @@ use hspec_train::{
     Trainer,
     recipe::Recipe,
     responses::{PromptTokens, Response, Sampling, answer},
-    run_dir::RunDir,
+    run_dir::{Identity, RunDir},
     trainer::Event,
 };
 use std::{collections::BTreeMap, ops::ControlFlow, path::Path};
@@ -83,7 +85,7 @@ fn responses(target: &Target<B>, recipe: &Recipe) -> Vec<Response> {
 }
 
 fn train(target: &Target<B>, recipe: &Recipe, responses: &[Response], dir: &Path, resume: bool) -> Vec<f64> {
-    let dir = RunDir::open(dir, recipe, resume).unwrap();
+    let dir = RunDir::open(dir, recipe, &identity(target), resume).unwrap();
     let trainer = Trainer::<Autodiff<B>> {
         recipe,
         recipe_file: Path::new("recipe.toml"),
@@ -102,9 +104,17 @@ fn train(target: &Target<B>, recipe: &Recipe, responses: &[Response], dir: &Path
     losses
 }
 
+fn identity(target: &Target<B>) -> Identity {
+    Identity::new(target, &prompts())
+}
+
 fn weights(dir: &Path) -> BTreeMap<String, Vec<f32>> {
     let weights = Weights::open(dir).unwrap();
-    weights.names().into_iter().map(|n| (n.clone(), weights.tensor(&n).unwrap().unwrap().iter::<f32>().collect())).collect()
+    weights
+        .names()
+        .into_iter()
+        .map(|n| (n.clone(), weights.tensor(&n).unwrap().unwrap().iter::<f32>().collect()))
+        .collect()
 }
 
 /// A run killed after its fourth step and continued ends bit for bit where an unbroken one does.
@@ -135,25 +145,32 @@ fn a_damaged_newest_checkpoint_falls_back_to_the_one_before() {
     let responses = responses(&target, &recipe);
     let dir = tempfile::tempdir().unwrap();
     train(&target, &recipe, &responses, dir.path(), false);
-    let file = dir.path().join("step-000008/model.safetensors");
-    let whole = std::fs::read(&file).unwrap();
     let unbroken = weights(&dir.path().join("step-000008"));
-    std::fs::write(&file, &whole[..whole.len() / 2]).unwrap();
-    let losses = train(&target, &recipe, &responses, dir.path(), true);
-    assert_eq!(losses.len(), 4);
-    assert_eq!(unbroken, weights(&dir.path().join("step-000008")));
+    for name in ["model.safetensors", "muon.mpk", "progress.json"] {
+        let file = dir.path().join("step-000008").join(name);
+        let whole = std::fs::read(&file).unwrap();
+        std::fs::write(&file, &whole[..whole.len() / 2]).unwrap();
+        let losses = train(&target, &recipe, &responses, dir.path(), true);
+        assert_eq!(losses.len(), 4, "{name}");
+        assert_eq!(unbroken, weights(&dir.path().join("step-000008")), "{name}");
+    }
 }
 
 #[test]
 fn another_recipe_or_a_used_folder_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let recipe = recipe(|r| r);
-    RunDir::open(dir.path(), &recipe, false).unwrap();
-    let error = RunDir::open(dir.path(), &recipe, false).unwrap_err().to_string();
+    let identity = identity(&target());
+    RunDir::open(dir.path(), &recipe, &identity, false).unwrap();
+    let error = RunDir::open(dir.path(), &recipe, &identity, false).unwrap_err().to_string();
     assert!(error.contains("another run"), "{error}");
     let other = self::recipe(|r| r.replace("steps = 8", "steps = 9"));
-    let error = RunDir::open(dir.path(), &other, true).unwrap_err().to_string();
+    let error = RunDir::open(dir.path(), &other, &identity, true).unwrap_err().to_string();
     assert!(error.contains("another recipe"), "{error}");
+    let other = Identity { prompts: "0".into(), ..identity.clone() };
+    let error = RunDir::open(dir.path(), &recipe, &other, true).unwrap_err().to_string();
+    assert!(error.contains("with which the run began"), "{error}");
+    RunDir::open(dir.path(), &recipe, &identity, true).unwrap();
 }
 
 /// The loss falls and the drafter, decoding, is accepted more often than when it started. A random target
@@ -161,7 +178,9 @@ fn another_recipe_or_a_used_folder_is_refused() {
 #[test]
 fn a_run_learns() {
     let target = target();
-    let recipe = recipe(|r| r.replace("steps = 8", "steps = 200").replace("evaluate_every = 8", "evaluate_every = 100"));
+    let recipe = recipe(|r| {
+        r.replace("steps = 8", "steps = 200").replace("evaluate_every = 8", "evaluate_every = 100")
+    });
     let mut responses = responses(&target, &recipe);
     let learned = responses[5..5 + recipe.data.validation].to_vec();
     responses.splice(0..0, learned);
@@ -185,7 +204,8 @@ fn batched_answers_equal_single_requests() {
     for params in [SamplingParams::greedy(), SamplingParams::new(0.8, Some(40), None).unwrap()] {
         let sampling = sampling(&recipe, params);
         let dir = tempfile::tempdir().unwrap();
-        let all = answer(&target, &prompts(), &sampling, &dir.path().join("r.jsonl"), &mut |_, _| {}).unwrap();
+        let all =
+            answer(&target, &prompts(), &sampling, &dir.path().join("r.jsonl"), &mut |_, _| {}).unwrap();
         for (number, response) in all.iter().enumerate() {
             let request = Request {
                 prompt: &response.prompt_ids,
@@ -196,7 +216,8 @@ fn batched_answers_equal_single_requests() {
                 k: 0,
                 stop_tokens: sampling.stop_tokens,
             };
-            let alone = Decoder::new(&target, None).generate(&request, &mut |_| ControlFlow::Continue(())).unwrap();
+            let alone =
+                Decoder::new(&target, None).generate(&request, &mut |_| ControlFlow::Continue(())).unwrap();
             assert_eq!(alone.tokens, response.response_ids, "{}", response.id);
         }
     }
@@ -224,4 +245,30 @@ fn interrupted_answers_are_continued() {
     other[0].ids.push(TokenId(9));
     let error = answer(&target, &other, &sampling, &path, &mut |_, _| {}).unwrap_err().to_string();
     assert!(error.contains("another prompt"), "{error}");
+}
+
+/// What does not fit is found before the target answers anything.
+#[test]
+fn recipes_that_do_not_fit_the_target_are_refused_by_field() {
+    let target = target();
+    for (from, to, part) in [
+        ("kv_layers = [3]", "kv_layers = [2, 3]", "attn_kv_layer_ids: found [2, 3]"),
+        ("kv_layers = [3]", "kv_layers = [4]", "reads target layers up to 4"),
+        ("mamba_groups = 1", "mamba_groups = 0", "mamba"),
+        ("draft_vocab = 160", "draft_vocab = 600", "draft_vocab_size: found 600"),
+        ("mask_token = 500", "mask_token = 512", "mask_token_id: found 512"),
+        ("markov_rank = 16", "markov_rank = 1000000000000", "markov_rank"),
+        ("validation = 2", "validation = 14", "data.validation: found 14"),
+        ("max_new_tokens = 24", "max_new_tokens = 200000", "data.max_new_tokens: found 200000"),
+        ("tokens_per_step = 100", "tokens_per_step = 8", "train.tokens_per_step: found 8"),
+        ("\"attention\"", "\"layers\"", "train.mlp_layers: found []"),
+        ("\"attention\"", "\"layers\"\nmlp_layers = [1, 3]", "drafter.intermediate_size: found 32"),
+        ("\"attention\"", "\"attention\"\nmlp_layers = [1]", "train.mlp_layers: found [1]"),
+        ("mamba mlp mamba", "mamba mlp conv", "block_pattern"),
+    ] {
+        let recipe = recipe(|r| r.replace(from, to));
+        let error = hspec_train::warm::check(&recipe, &target, 14, Path::new("recipe.toml")).unwrap_err();
+        assert!(error.to_string().contains(part), "{to}: {error}");
+    }
+    hspec_train::warm::check(&recipe(|r| r), &target, 14, Path::new("recipe.toml")).unwrap();
 }

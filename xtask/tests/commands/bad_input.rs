@@ -173,6 +173,43 @@ fn an_output_that_cannot_be_written_is_found_before_the_work() {
 }
 
 #[test]
+fn recipes() {
+    const TRAIN: &[&str] = &[
+        "train",
+        "--recipe",
+        "recipe.toml",
+        "--target",
+        "target",
+        "--prompts",
+        "prompts.jsonl",
+        "--out",
+        "out",
+    ];
+    let shipped = include_str!("../../../recipes/smollm2-135m-demo.toml");
+    let recipe = |from: &'static str, to: &'static str| {
+        assert!(shipped.contains(from), "{from}");
+        move |scene: &Scene| scene.write("recipe.toml", &shipped.replace(from, to))
+    };
+    all_refused(
+        TRAIN,
+        &[
+            (&|_| (), &["recipe.toml", "No such file"]),
+            (&recipe("[train]", "[train]\nsteppes = 5"), &["recipe.toml: recipe", "steppes"]),
+            (&recipe("\"muon\"", "\"adam\""), &["recipe.toml: recipe", "adam"]),
+            (
+                &recipe("steps = 100", "steps = 0"),
+                &["recipe.toml: train.steps: found 0, expected at least 1"],
+            ),
+        ],
+    );
+    let scene = Scene::new();
+    scene.write("recipe.toml", shipped);
+    scene.write("file", "");
+    let args: Vec<&str> = TRAIN.iter().map(|&a| if a == "out" { "file/out" } else { a }).collect();
+    refused(&scene, &args, FAILED, &["file/out: Not a directory"]);
+}
+
+#[test]
 fn more_drafts_than_the_drafter_has_slots() {
     let scene = Scene::new();
     for command in [DRAFTED, EVAL] {
@@ -196,7 +233,10 @@ fn wrong_usage() {
         (with(&["--top-p", "0"]), &["--top-p", "found 0, expected a number above 0"]),
         (with(&["--top-k", "0"]), &["--top-k", "found 0, expected at least 1"]),
         (with(&["--k", "0"]), &["--k", "0 is not in 1.."]),
-        (vec!["generate", "--prompt", "w1", "--max-new-tokens", "0"], &["--max-new-tokens", "0 is not in 1.."]),
+        (
+            vec!["generate", "--prompt", "w1", "--max-new-tokens", "0"],
+            &["--max-new-tokens", "0 is not in 1.."],
+        ),
         (with(&["--threads", "0"]), &["--threads", "0 is not in 1.."]),
         (with(&["--stop", ""]), &["--stop"]),
         (with(&["--backend", "tpu"]), &["--backend", "known are flex, ndarray, cuda"]),

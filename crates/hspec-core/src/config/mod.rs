@@ -5,8 +5,8 @@ mod rope;
 mod target;
 
 pub use hspec::{
-    AttnRope, BlockPattern, HSpecConfig, LayerConfig, ProposalMethod, SeedMode, SpeculatorsConfig, SubLayerKind,
-    Verifier,
+    AttnRope, BlockPattern, HSpecConfig, LayerConfig, ProposalMethod, SeedMode, SpeculatorsConfig,
+    SubLayerKind, Verifier,
 };
 pub use rope::RopeParameters;
 pub use target::{Family, TargetConfig};

@@ -85,14 +85,16 @@ impl TargetConfig {
         let object = value
             .as_object()
             .ok_or_else(|| Error::invalid(file, "config", "no JSON object", "a JSON object"))?;
-        let raw = Raw::deserialize(value)
-            .map_err(|e| Error::invalid(file, "config", e.to_string(), "a Llama or Qwen3 model configuration"))?;
+        let raw = Raw::deserialize(value).map_err(|e| {
+            Error::invalid(file, "config", e.to_string(), "a Llama or Qwen3 model configuration")
+        })?;
         let family = match raw.model_type.as_str() {
             "llama" => Family::Llama,
             "qwen3" => Family::Qwen3,
             other => return Err(Error::invalid(file, "model_type", other, "llama or qwen3")),
         };
-        let refuse = |field: &str, found: String, expected: &str| Err(Error::invalid(file, field, found, expected));
+        let refuse =
+            |field: &str, found: String, expected: &str| Err(Error::invalid(file, field, found, expected));
         if raw.mlp_bias {
             return refuse("mlp_bias", "true".into(), "false");
         }
@@ -109,8 +111,9 @@ impl TargetConfig {
             ("num_hidden_layers", raw.num_hidden_layers),
             ("num_attention_heads", raw.num_attention_heads),
             ("max_position_embeddings", raw.max_position_embeddings),
+            ("head_dim", raw.head_dim.unwrap_or(1)),
         ] {
-            if n == 0 || n > 1 << 30 {
+            if n == 0 || n > 1 << 24 {
                 return refuse(field, n.to_string(), "a positive size");
             }
         }
@@ -149,10 +152,5 @@ impl TargetConfig {
     /// None for a configuration that came from [`TargetConfig::from_value`].
     pub fn rope(&self) -> Result<Rope> {
         self.rope_parameters.rope(self.head_dim, 1.0, Path::new("config.json"))
-    }
-
-    /// Bytes that one token occupies in the cache at `bytes_per_value`.
-    pub fn kv_bytes_per_token(&self, bytes_per_value: usize) -> usize {
-        2 * self.num_hidden_layers * self.num_key_value_heads * self.head_dim * bytes_per_value
     }
 }

@@ -121,7 +121,7 @@ impl<'a, B: Backend> Decoder<'a, B> {
         }
         let start = Instant::now();
         let k = self.drafter.map_or(0, |d| request.k.min(d.max_draft()));
-        let capacity = (n + request.max_new_tokens + k + 1).min(context);
+        let capacity = n.saturating_add(request.max_new_tokens).saturating_add(k + 1).min(context);
         let mut run = Run {
             request,
             target: self.target,

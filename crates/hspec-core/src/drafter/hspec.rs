@@ -7,7 +7,7 @@ use crate::{
 };
 use burn::tensor::{DType, Int, Tensor, TensorData, backend::Backend};
 use hspec_attn::{Anchor, BlockRope, BlockRule, Prefix, Rope, WindowRule};
-use hspec_heads::CausalCorrection;
+use hspec_heads::{CausalCorrection, MarkovKind};
 use hspec_nn::params;
 use std::path::Path;
 
@@ -126,7 +126,8 @@ impl<B: Backend> HSpec<B> {
                     }
                     let table = tables.iter().find(|(known, _)| *known == rope).map(|(_, t)| t);
                     let table = table.expect("pushed above");
-                    let prefix = if self.config.disable_target_kv_reuse { None } else { blocks.prefixes.get(j) };
+                    let prefix =
+                        if self.config.disable_target_kv_reuse { None } else { blocks.prefixes.get(j) };
                     let x = l.input_layernorm.forward(h.clone());
                     h + l.self_attn.forward(x, blocks.anchors, table, prefix, &self.rule(j))
                 }
@@ -154,10 +155,16 @@ impl<B: Backend> HSpec<B> {
 
     /// Confidence logits `[n, slots]` for known previous tokens, cut off from the gradients of
     /// everything but the head itself; none without a confidence head.
-    pub fn confidence_logits(&self, hidden: Tensor<B, 3>, previous: Tensor<B, 2, Int>) -> Option<Tensor<B, 2>> {
+    pub fn confidence_logits(
+        &self,
+        hidden: Tensor<B, 3>,
+        previous: Tensor<B, 2, Int>,
+    ) -> Option<Tensor<B, 2>> {
         let head = self.model.confidence_head.as_ref()?;
         let features = match &self.model.markov_head {
-            Some(markov) if self.config.confidence_head_with_markov => Some(markov.features(previous).detach()),
+            Some(markov) if self.config.confidence_head_with_markov => {
+                Some(markov.features(previous).detach())
+            }
             _ => None,
         };
         Some(head.forward(hidden.detach(), features))
@@ -181,15 +188,6 @@ impl<B: Backend> HSpec<B> {
         let x = self.model.embed_tokens.forward(ids);
         let h = x.dims()[1];
         x.reshape([anchors.len(), k, h])
-    }
-
-    fn prefixes(&self, cache: &hspec_attn::KvCache<B>) -> Vec<Prefix<B>> {
-        let n = cache.len();
-        let lend = |&layer: &usize| Prefix {
-            keys: cache.keys(layer, 0, n).squeeze_dim(0),
-            values: cache.values(layer, 0, n).squeeze_dim(0),
-        };
-        self.config.attn_kv_layer_ids.iter().map(lend).collect()
     }
 }
 
@@ -218,7 +216,8 @@ impl<B: Backend> Drafter<B> for HSpec<B> {
         pick: &mut dyn FnMut(usize, &[f32]) -> Result<TokenId>,
     ) -> Result<Vec<TokenId>> {
         let device = start.seed.device();
-        let prefixes = self.prefixes(start.cache);
+        let prefixes: Vec<Prefix<B>> =
+            self.config.attn_kv_layer_ids.iter().map(|&layer| start.cache.lend(layer)).collect();
         let hidden = self.forward(&Blocks {
             anchors: &[Anchor::at(start.cache.len())],
             tokens: &[start.anchor],
@@ -232,10 +231,15 @@ impl<B: Backend> Drafter<B> for HSpec<B> {
         let base: Vec<f32> = base.into_data().iter::<f32>().collect();
         let width = base.len() / k;
         let slot = |t: usize| hidden.clone().narrow(1, t, 1).reshape([1, h]);
-        let id = |t: TokenId| Tensor::<B, 1, Int>::from_data(TensorData::new(vec![i64::from(t.0)], [1]), &device);
+        let id =
+            |t: TokenId| Tensor::<B, 1, Int>::from_data(TensorData::new(vec![i64::from(t.0)], [1]), &device);
         let mut head = self.model.markov_head.as_ref().map(|head| {
-            // The recurrent head first steps over the anchor's own slot.
-            let state = head.step(head.start(1, &device), id(start.anchor), slot(0)).1;
+            let state = head.start(1, &device);
+            let state = match head.kind() {
+                // The recurrent head first steps over the anchor's own slot.
+                MarkovKind::Rnn => head.step(state, id(start.anchor), slot(0)).1,
+                MarkovKind::Vanilla | MarkovKind::Gated => state,
+            };
             (head, Some(state))
         });
         let mut tokens = Vec::with_capacity(k);
@@ -260,7 +264,9 @@ impl<B: Backend> Drafter<B> for HSpec<B> {
     fn footprint(&self) -> Footprint {
         let size = |frozen: bool| {
             let all = params::list(&self.model).into_iter();
-            all.filter(|p| HSpecModel::<B>::frozen(&p.name) == frozen).map(|p| p.shape.iter().product::<usize>()).sum()
+            all.filter(|p| HSpecModel::<B>::frozen(&p.name) == frozen)
+                .map(|p| p.shape.iter().product::<usize>())
+                .sum()
         };
         let seed = self.fusion.len() * self.config.transformer_layer_config.hidden_size;
         Footprint {

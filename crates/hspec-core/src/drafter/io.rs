@@ -69,7 +69,8 @@ impl<B: Backend> HSpec<B> {
         if let Some(error) = failed {
             return Err(error);
         }
-        let model = model.map_err(|e| Error::invalid(weights.path(), "tensors", e.to_string(), "the configuration's"))?;
+        let model = model
+            .map_err(|e| Error::invalid(weights.path(), "tensors", e.to_string(), "the configuration's"))?;
         Self::new(config, model, vocab, file)
     }
 

@@ -7,7 +7,7 @@ use burn::{
 };
 use hspec_attn::PrefixAttention;
 use hspec_heads::{ConfidenceHead, MarkovHead, MarkovKind};
-use hspec_mamba::{Mamba2Mixer, MambaConfig};
+use hspec_mamba::Mamba2Mixer;
 use hspec_nn::{Linear, RmsNorm, SwiGlu};
 
 /// Standard deviation of fresh weights.
@@ -99,14 +99,7 @@ impl<B: Backend> HSpecModel<B> {
     pub fn init(config: &HSpecConfig, device: &B::Device) -> Self {
         let layer = &config.transformer_layer_config;
         let (h, d, eps) = (layer.hidden_size, config.head_dim(), layer.rms_norm_eps);
-        let mamba = MambaConfig {
-            hidden: h,
-            d_state: config.mamba_d_state,
-            num_heads: config.mamba_num_heads,
-            head_dim: config.mamba_head_dim,
-            n_groups: config.mamba_n_groups,
-            conv_kernel: config.mamba_conv_kernel,
-        };
+        let mamba = config.mamba();
         let norm = |n| RmsNorm::ones(n, eps, device);
         let linear = |input, output| Linear::random(input, output, false, STD, device);
         let (q, kv) = (layer.num_attention_heads * d, layer.num_key_value_heads * d);

@@ -1,6 +1,6 @@
 //! The pruned vocabulary of a drafter.
 
-use crate::{DraftId, Error, Result, TokenId};
+use crate::{Error, Result, TokenId};
 use std::path::Path;
 
 /// Maps draft ids to the target's ids, ascending.
@@ -25,7 +25,12 @@ impl DraftVocab {
             Some(last) if ascending && last.index() < vocab => Ok(Self { targets }),
             _ => {
                 let found = format!("{} ids ending in {:?}", targets.len(), targets.last());
-                Err(Error::invalid(file, "d2t", found, format!("strictly ascending target ids below {vocab}")))
+                Err(Error::invalid(
+                    file,
+                    "d2t",
+                    found,
+                    format!("strictly ascending target ids below {vocab}"),
+                ))
             }
         }
     }
@@ -35,10 +40,10 @@ impl DraftVocab {
     /// # Errors
     /// [`Error::Invalid`] when the ids do not ascend or leave the vocabulary.
     pub fn from_offsets(d2t: &[i64], vocab: usize, file: &Path) -> Result<Self> {
-        let ids = d2t.iter().enumerate().map(|(i, offset)| u32::try_from(i as i64 + offset).map(TokenId));
-        match ids.collect::<std::result::Result<Vec<_>, _>>() {
-            Ok(ids) => Self::new(ids, vocab, file),
-            Err(_) => Err(Error::invalid(file, "d2t", "an offset to a negative id", "offsets to target ids")),
+        let id = |(i, offset): (usize, &i64)| u32::try_from(offset.checked_add(i as i64)?).ok().map(TokenId);
+        match d2t.iter().enumerate().map(id).collect::<Option<Vec<_>>>() {
+            Some(ids) => Self::new(ids, vocab, file),
+            None => Err(Error::invalid(file, "d2t", "an offset to no id at all", "offsets to target ids")),
         }
     }
 
@@ -66,11 +71,6 @@ impl DraftVocab {
         self.targets.is_empty()
     }
 
-    /// The target's id.
-    pub fn target(&self, id: DraftId) -> TokenId {
-        self.targets[id.index()]
-    }
-
     /// All target ids, by draft id.
     pub fn targets(&self) -> &[TokenId] {
         &self.targets
@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn repeated_and_foreign_ids_are_refused() {
-        for offsets in [vec![0, -1], vec![0, 99], vec![-1]] {
+        for offsets in [vec![0, -1], vec![0, 99], vec![-1], vec![0, i64::MAX]] {
             let error = DraftVocab::from_offsets(&offsets, 50, Path::new("model.safetensors")).unwrap_err();
             assert!(error.to_string().starts_with("model.safetensors: d2t: found"), "{error}");
         }

@@ -41,9 +41,8 @@ impl<B: Backend> Target<B> {
         };
         let layer = |i: usize| -> Result<Layer<B>> {
             let at = |name: &str| format!("model.layers.{i}.{name}");
-            let head_norm = |name: &str| {
-                (config.family == Family::Qwen3).then(|| norm(at(name), d)).transpose()
-            };
+            let head_norm =
+                |name: &str| (config.family == Family::Qwen3).then(|| norm(at(name), d)).transpose();
             let bias = config.attention_bias;
             Ok(Layer {
                 input_layernorm: norm(at("input_layernorm"), h)?,
@@ -88,10 +87,20 @@ struct Reader<'a, B: Backend> {
 impl<B: Backend> Reader<'_, B> {
     fn tensor<const D: usize>(&self, name: &str, shape: [usize; D]) -> Result<Tensor<B, D>> {
         let data: TensorData = self.weights.tensor(name)?.ok_or_else(|| {
-            Error::invalid(self.weights.path(), name, "no such tensor", format!("a tensor of shape {shape:?}"))
+            Error::invalid(
+                self.weights.path(),
+                name,
+                "no such tensor",
+                format!("a tensor of shape {shape:?}"),
+            )
         })?;
         if data.shape.to_vec() != shape {
-            return Err(Error::invalid(self.weights.path(), name, format!("shape {:?}", data.shape), format!("{shape:?}")));
+            return Err(Error::invalid(
+                self.weights.path(),
+                name,
+                format!("shape {:?}", data.shape),
+                format!("{shape:?}"),
+            ));
         }
         Ok(Tensor::from_data(data, self.device))
     }

@@ -119,7 +119,7 @@ impl<B: Backend> Target<B> {
         cache: &mut KvCache<B>,
         want: &Want<'_>,
     ) -> Result<Pass<B>> {
-        let t = self.check(ids, positions, cache)?;
+        let t = self.check(ids, positions, cache, want.hidden)?;
         let batch = cache.batch();
         let mut chunks = Vec::new();
         for from in (0..t).step_by(CHUNK) {
@@ -147,7 +147,13 @@ impl<B: Backend> Target<B> {
         Ok(Pass { logits: (!logits.is_empty()).then(|| joined(logits)), hidden })
     }
 
-    fn check(&self, ids: &[TokenId], positions: &[usize], cache: &KvCache<B>) -> Result<usize> {
+    fn check(
+        &self,
+        ids: &[TokenId],
+        positions: &[usize],
+        cache: &KvCache<B>,
+        hidden: &[usize],
+    ) -> Result<usize> {
         let batch = cache.batch();
         let refuse = |what, found: String, expected: String| Err(Error::Request { what, found, expected });
         if ids.is_empty() || ids.len() % batch != 0 || positions.len() != ids.len() {
@@ -162,10 +168,23 @@ impl<B: Backend> Target<B> {
         if let Some(bad) = ids.iter().find(|id| id.index() >= self.config.vocab_size) {
             return refuse("token id", bad.0.to_string(), format!("below {}", self.config.vocab_size));
         }
+        if let Some(bad) = hidden.iter().find(|&&id| id > self.config.num_hidden_layers) {
+            return refuse(
+                "hidden id",
+                bad.to_string(),
+                format!("at most {}", self.config.num_hidden_layers),
+            );
+        }
         Ok(t)
     }
 
-    fn chunk(&self, ids: &[TokenId], positions: &[usize], cache: &mut KvCache<B>, want: &Want<'_>) -> Pass<B> {
+    fn chunk(
+        &self,
+        ids: &[TokenId],
+        positions: &[usize],
+        cache: &mut KvCache<B>,
+        want: &Want<'_>,
+    ) -> Pass<B> {
         let batch = cache.batch();
         let t = ids.len() / batch;
         let c = &self.config;
@@ -200,9 +219,8 @@ impl<B: Backend> Target<B> {
                 Some((last.reshape([batch, c.hidden_size]), 1))
             }
         };
-        let logits = rows.map(|(x, rows)| {
-            self.lm_head.forward(self.norm.forward(x)).reshape([batch, rows, c.vocab_size])
-        });
+        let logits = rows
+            .map(|(x, rows)| self.lm_head.forward(self.norm.forward(x)).reshape([batch, rows, c.vocab_size]));
         Pass { logits, hidden: captured.into_iter().flatten().collect() }
     }
 

@@ -228,7 +228,8 @@ fn a_file_cut_anywhere_is_refused() {
     let bytes = Builder::llama().bytes();
     let (_dir, path) = written(&bytes);
     assert!(Gguf::open(&path).is_ok());
-    for length in 0..bytes.len() {
+    // Every byte of the header, and some of the data.
+    for length in (0..bytes.len()).filter(|n| *n < 2500 || n % 97 == 0).chain([bytes.len() - 1]) {
         std::fs::write(&path, &bytes[..length]).unwrap();
         let error =
             Gguf::open(&path).err().unwrap_or_else(|| panic!("accepted {length} of {} bytes", bytes.len()));
