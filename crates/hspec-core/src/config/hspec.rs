@@ -332,7 +332,7 @@ impl HSpecConfig {
                 return refuse(&field, found.to_string(), expected.to_string());
             }
         }
-        if layer.num_attention_heads % layer.num_key_value_heads != 0 {
+        if !layer.num_attention_heads.is_multiple_of(layer.num_key_value_heads) {
             let found = layer.num_key_value_heads.to_string();
             return refuse(
                 "transformer_layer_config.num_key_value_heads",

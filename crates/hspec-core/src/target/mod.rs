@@ -156,7 +156,7 @@ impl<B: Backend> Target<B> {
     ) -> Result<usize> {
         let batch = cache.batch();
         let refuse = |what, found: String, expected: String| Err(Error::Request { what, found, expected });
-        if ids.is_empty() || ids.len() % batch != 0 || positions.len() != ids.len() {
+        if ids.is_empty() || !ids.len().is_multiple_of(batch) || positions.len() != ids.len() {
             let expected = format!("{batch} rows of equal length, at least one token each");
             return refuse("tokens", format!("{} ids, {} positions", ids.len(), positions.len()), expected);
         }
