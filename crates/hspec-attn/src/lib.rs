@@ -26,7 +26,7 @@
 //! assert_eq!(cache.keys(0, 0, 1).into_data().to_vec::<f32>().unwrap(), [1.0, 2.0]);
 //! ```
 //!
-//! Features: `flex` (default) writes the cache in place on the flex backend.
+//! Features: `flex` writes the cache in place on the flex backend.
 
 mod cache;
 mod causal;

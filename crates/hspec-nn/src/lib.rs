@@ -22,8 +22,10 @@
 //! assert_eq!(y.to_data().to_vec::<f32>().unwrap(), [2.0, 3.0, 5.0]);
 //! ```
 //!
-//! Features: `flex` (default) multiplies a few rows by weights of the flex backend in place.
+//! Features: `flex` multiplies a few rows by weights of the flex backend in place.
 
+#[cfg(feature = "flex")]
+mod dot;
 #[cfg(feature = "flex")]
 mod flex;
 mod linear;

@@ -47,7 +47,7 @@ impl<B: Backend> HSpec<B> {
                 DraftVocab::from_offsets(&d2t.iter::<i64>().collect::<Vec<_>>(), vocab_size, weights.path())?
             }
             Some(d2t) => {
-                let found = format!("shape {:?}", d2t.shape);
+                let found = format!("shape {:?}", d2t.shape.to_vec());
                 return Err(Error::invalid(weights.path(), "d2t", found, format!("[{kept}]")));
             }
             None if kept == vocab_size => DraftVocab::full(vocab_size),

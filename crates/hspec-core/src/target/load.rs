@@ -98,7 +98,7 @@ impl<B: Backend> Reader<'_, B> {
             return Err(Error::invalid(
                 self.weights.path(),
                 name,
-                format!("shape {:?}", data.shape),
+                format!("shape {:?}", data.shape.to_vec()),
                 format!("{shape:?}"),
             ));
         }
