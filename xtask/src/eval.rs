@@ -3,9 +3,10 @@
 use crate::{
     backend::{Common, threads, with_backend},
     model::{Model, SamplingArgs},
+    output::probe,
     progress::Progress,
 };
-use anyhow::{Context, bail};
+use anyhow::bail;
 use burn::tensor::backend::Backend;
 use comfy_table::{Table, presets::UTF8_FULL_CONDENSED};
 use hspec_core::{
@@ -15,11 +16,7 @@ use hspec_core::{
 use hspec_eval::{
     DrafterFacts, DrafterReport, Evaluation, Machine, Report, Settings, Task, TaskPrompt, commit, utc_date,
 };
-use std::{
-    io::Write,
-    path::{Path, PathBuf},
-    time::SystemTime,
-};
+use std::{io::Write, path::PathBuf, time::SystemTime};
 
 /// Measure acceptance and speed of drafters on prompt files.
 ///
@@ -31,8 +28,8 @@ use std::{
 #[command(after_help = "\
 Examples:
   cargo xtask eval --drafter assets/drafters/smollm2-135m-hspec --prompts assets/prompts/demo.jsonl
-  cargo xtask eval --target models/smollm2-135m-instruct --drafter runs/a/best --drafter runs/b/best \\
-      --prompts gsm8k.jsonl mt-bench.jsonl --max-prompts 20 --out runs/eval
+  cargo xtask eval --drafter runs/a/best runs/b/best --prompts gsm8k.jsonl mt-bench.jsonl \\
+      --max-prompts 20 --out runs/eval
   cargo xtask eval --drafter runs/a/best --prompts gsm8k.jsonl --temperature 1 --seed 7 --json")]
 pub(crate) struct Args {
     /// The model: a Hugging Face folder or a GGUF file [default: models/smollm2-135m-instruct].
@@ -84,14 +81,6 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if let Some(dir) = &args.out {
         eprintln!("wrote results.json and results.md into {}", dir.display());
     }
-    Ok(())
-}
-
-/// Makes the folder and a file in it, so that hours of work do not end at a disk that cannot be written.
-fn probe(dir: &Path) -> anyhow::Result<()> {
-    let unwritable = || format!("--out {} cannot be written", dir.display());
-    std::fs::create_dir_all(dir).with_context(unwritable)?;
-    tempfile::Builder::new().prefix(".probe-").tempfile_in(dir).with_context(unwritable)?;
     Ok(())
 }
 
@@ -231,16 +220,5 @@ mod tests {
         assert_eq!(told, [("gsm8k", 1), ("mt.bench", 1)]);
         let message = read(&[one, same], None).unwrap_err().to_string();
         assert!(message.contains("another file is named gsm8k"), "{message}");
-    }
-
-    #[test]
-    fn a_folder_below_a_file_is_found_out_at_once() {
-        let dir = tempfile::tempdir().unwrap();
-        std::fs::write(dir.path().join("file"), "").unwrap();
-        let message = format!("{:#}", probe(&dir.path().join("file/out")).unwrap_err());
-        assert!(message.contains("file/out cannot be written"), "{message}");
-        let fresh = dir.path().join("a/b");
-        probe(&fresh).unwrap();
-        assert_eq!(std::fs::read_dir(&fresh).unwrap().count(), 0);
     }
 }

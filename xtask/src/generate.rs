@@ -63,7 +63,7 @@ pub(crate) struct Args {
 #[group(required = true, multiple = false)]
 struct Input {
     /// A prompt.
-    #[arg(long, value_name = "TEXT", value_parser = not_blank)]
+    #[arg(long, value_name = "TEXT", value_parser = not_blank, allow_hyphen_values = true)]
     prompt: Option<String>,
     /// Prompts: JSON lines with `prompt`, `turns` or `messages`, gzipped or not.
     #[arg(long, value_name = "FILE")]

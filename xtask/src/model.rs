@@ -4,6 +4,7 @@ use anyhow::Context;
 use burn::tensor::backend::Backend;
 use hspec_core::{
     TokenId,
+    checkpoint::is_gguf,
     decode::SamplingParams,
     drafter::{Drafter, HSpec},
     target::Target,
@@ -23,7 +24,7 @@ pub(crate) struct SamplingArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     k: Option<u16>,
     /// Temperature of sampling; 0 takes the most probable token.
-    #[arg(long, value_name = "T", default_value = "0", value_parser = temperature)]
+    #[arg(long, value_name = "T", default_value = "0", value_parser = temperature, allow_negative_numbers = true)]
     temperature: f64,
     /// Sample from the fewest tokens whose probabilities make up P.
     #[arg(long, value_name = "P", value_parser = top_p)]
@@ -32,7 +33,7 @@ pub(crate) struct SamplingArgs {
     #[arg(long, value_name = "K", value_parser = top_k)]
     top_k: Option<usize>,
     /// Seed of all that is random: the same seed gives the same text.
-    #[arg(long, value_name = "S", default_value_t = 0)]
+    #[arg(long, value_name = "S", default_value_t = 0, allow_negative_numbers = true)]
     pub(crate) seed: u64,
 }
 
@@ -101,6 +102,9 @@ impl<B: Backend> Model<B> {
                 path
             }
         };
+        if path.is_file() && !is_gguf(&path) {
+            anyhow::bail!("--target {}: found a file, expected a folder or a .gguf file", path.display());
+        }
         let tokenizer = Tokenizer::open(&path)?;
         let chat = ChatTemplate::open(&path)?;
         let target = Target::load(&path, device)?;

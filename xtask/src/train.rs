@@ -3,6 +3,7 @@
 use crate::{
     backend::{Common, with_backend},
     model::Model,
+    output::probe,
     progress::Progress,
 };
 use anyhow::Context;
@@ -36,7 +37,7 @@ use std::{
 Examples:
   cargo xtask train --recipe recipes/smollm2-135m.toml --prompts prompts.jsonl.gz
   cargo xtask train --recipe recipes/smollm2-135m.toml --prompts prompts.jsonl.gz --resume
-  cargo xtask train --recipe mine.toml --target models/mine --prompts a.jsonl b.jsonl --out runs/mine")]
+  cargo xtask train --recipe mine.toml --target models/mine --prompts a.jsonl --out runs/mine")]
 pub(crate) struct Args {
     /// What to train and how, a TOML file; recipes/ holds some.
     #[arg(long, value_name = "FILE")]
@@ -63,6 +64,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let out = args.out.clone().unwrap_or_else(|| crate::workspace().join("runs").join(name));
     let recipe = Recipe::read(&args.recipe)?;
     let prompts = read(if args.prompts.is_empty() { &recipe.data.prompts } else { &args.prompts })?;
+    if args.resume && !out.join("recipe.toml").exists() {
+        eprintln!("there is no run in {} to continue: starting one", out.display());
+    }
+    probe(&out)?;
     let run = Run { recipe_file: &args.recipe, out: &out, resume: args.resume };
     with_backend!(args.backend, |B, device| {
         let model = Model::<B>::load(args.target.as_deref(), &device)?;

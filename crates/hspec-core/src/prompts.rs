@@ -38,9 +38,12 @@ pub fn read_prompts(path: &Path) -> Result<Vec<Prompt>> {
         if gzipped { Box::new(flate2::read::MultiGzDecoder::new(file)) } else { Box::new(file) };
     let mut prompts = Vec::new();
     for (i, line) in BufReader::new(reader).lines().enumerate() {
-        let line = line.map_err(Error::io(path))?;
+        let line =
+            line.map_err(|e| Error::invalid(path, format!("line {}", i + 1), e.to_string(), "text"))?;
+        // Some editors begin a file with a byte order mark.
+        let line = line.trim_start_matches('\u{feff}');
         if !line.trim().is_empty() {
-            prompts.push(parse(&line, i + 1, path)?);
+            prompts.push(parse(line, i + 1, path)?);
         }
     }
     if prompts.is_empty() {
@@ -52,8 +55,12 @@ pub fn read_prompts(path: &Path) -> Result<Vec<Prompt>> {
 fn parse(line: &str, number: usize, path: &Path) -> Result<Prompt> {
     let at = format!("line {number}");
     let fields = "an object with turns, messages or prompt";
-    let parsed: Line =
-        serde_json::from_str(line).map_err(|e| Error::invalid(path, &at, e.to_string(), fields))?;
+    let parsed: Line = serde_json::from_str(line).map_err(|e| {
+        // The place within the line would read like a second line number.
+        let message = e.to_string();
+        let found = message.rsplit_once(" at line ").map_or(&*message, |(what, _)| what);
+        Error::invalid(path, &at, found, fields)
+    })?;
     let id = match parsed.id {
         Some(serde_json::Value::String(id)) => id,
         Some(other) if !other.is_null() => other.to_string(),
@@ -108,6 +115,7 @@ mod tests {
             ("{\"prompt\":\"  \"}", "line 1: found an empty prompt"),
             ("{\"turns\":[]}", "line 1: found an empty prompt"),
             ("nope", "line 1: found expected"),
+            ("\u{feff}{\"prompt\":\"\"}", "line 1: found an empty prompt"),
             ("", "file: found no prompt"),
         ] {
             let error = read(text).unwrap_err().to_string();

@@ -253,7 +253,7 @@ fn recipes_that_do_not_fit_the_target_are_refused_by_field() {
     let target = target();
     for (from, to, part) in [
         ("kv_layers = [3]", "kv_layers = [2, 3]", "attn_kv_layer_ids: found [2, 3]"),
-        ("kv_layers = [3]", "kv_layers = [4]", "reads target layers up to 4"),
+        ("kv_layers = [3]", "kv_layers = [4]", "its attn_kv_layer_ids has 4"),
         ("mamba_groups = 1", "mamba_groups = 0", "mamba"),
         ("draft_vocab = 160", "draft_vocab = 600", "draft_vocab_size: found 600"),
         ("mask_token = 500", "mask_token = 512", "mask_token_id: found 512"),

@@ -206,7 +206,7 @@ fn recipes() {
     scene.write("recipe.toml", shipped);
     scene.write("file", "");
     let args: Vec<&str> = TRAIN.iter().map(|&a| if a == "out" { "file/out" } else { a }).collect();
-    refused(&scene, &args, FAILED, &["file/out: Not a directory"]);
+    refused(&scene, &args, FAILED, &["--out file/out cannot be written: ", "Not a directory"]);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Configurations of targets and drafters, as their files state them.
 
 mod hspec;
+mod hspec_check;
 mod rope;
 mod target;
 
