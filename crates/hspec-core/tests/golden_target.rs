@@ -174,18 +174,22 @@ fn best<B: Backend>(logits: Tensor<B, 3>) -> TokenId {
     TokenId(last.argmax(0).into_data().iter::<i64>().next().unwrap() as u32)
 }
 
+fn greedy<B: Backend>(target: &Target<B>, prompt: Vec<TokenId>, n: usize) -> Vec<TokenId> {
+    let mut cache = target.cache(1, prompt.len() + n);
+    let mut input = prompt;
+    let next = |_| {
+        let want = Want { logits: Rows::Last, hidden: &[] };
+        let token = best(target.forward(&input, &mut cache, &want).unwrap().logits.unwrap());
+        input = vec![token];
+        token
+    };
+    (0..n).map(next).collect()
+}
+
 fn check_greedy<B: Backend>(target: &Target<B>, notes: &Value, name: &str) {
-    let want = Want { logits: Rows::Last, hidden: &[] };
     for case in notes["greedy"].as_array().unwrap() {
         let (prompt, expected) = (ids(&case["prompt_ids"]), ids(&case["new_ids"]));
-        let mut cache = target.cache(1, prompt.len() + expected.len());
-        let mut input = prompt;
-        let mut found = Vec::new();
-        while found.len() < expected.len() {
-            let token = best(target.forward(&input, &mut cache, &want).unwrap().logits.unwrap());
-            found.push(token);
-            input = vec![token];
-        }
+        let found = greedy(target, prompt, expected.len());
         assert_eq!(found, expected, "{name}: greedy ids");
     }
 }
@@ -239,17 +243,9 @@ fn golden_smollm2_greedy_ids() {
     assert!(gguf.exists(), "{} is missing", gguf.display());
     for path in [folder, gguf] {
         let target = Target::<B>::load(&path, &Default::default()).unwrap();
-        let want = Want { logits: Rows::Last, hidden: &[] };
         for case in notes["prompts"].as_array().unwrap() {
             let (prompt, expected) = (ids(&case["prompt_ids"]), ids(&case["greedy_64_ids_no_eos_stop"]));
-            let mut cache = target.cache(1, prompt.len() + expected.len());
-            let mut input = prompt;
-            let mut found = Vec::new();
-            while found.len() < expected.len() {
-                let token = best(target.forward(&input, &mut cache, &want).unwrap().logits.unwrap());
-                found.push(token);
-                input = vec![token];
-            }
+            let found = greedy(&target, prompt, expected.len());
             assert_eq!(found, expected, "{}: {}", path.display(), case["prompt"]);
         }
     }
