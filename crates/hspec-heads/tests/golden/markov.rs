@@ -1,57 +1,18 @@
-//! The heads against outputs and gradients of the reference implementation of DSpark, whose heads
-//! H-Spec shares.
+//! The Markov heads in their three kinds and the confidence head (DSpark, whose heads H-Spec shares).
 
+use crate::{FORWARD, assert_gradient, fixtures, values};
 use burn::{
     backend::Autodiff,
     tensor::{Int, Tensor, backend::AutodiffBackend},
 };
-use hspec_goldens::{Golden, Tolerance, assert_close};
+use hspec_goldens::{Golden, assert_close};
 use hspec_heads::{CausalCorrection, ConfidenceHead, MarkovHead, MarkovKind};
 use hspec_nn::params;
 
-const FORWARD: Tolerance = Tolerance::Absolute(2e-5);
-const GRADIENT: f32 = 1e-4;
-
-fn values<B: AutodiffBackend, const D: usize>(tensor: Tensor<B, D>) -> Vec<f32> {
-    tensor.into_data().iter::<f32>().collect()
-}
-
-/// Gradients are compared relative to the largest one of their tensor.
-fn assert_gradient<B: AutodiffBackend, const D: usize>(
-    golden: &Golden,
-    field: &str,
-    tensor: &Tensor<B, D>,
-    gradients: &B::Gradients,
-) {
-    let found = values::<Autodiff<B::InnerBackend>, D>(Tensor::from_inner(
-        tensor.grad(gradients).unwrap_or_else(|| panic!("{field} got no gradient")),
-    ));
-    let reference = golden.f32s(field);
-    let largest = reference.iter().fold(0f32, |m, r| m.max(r.abs()));
-    assert_close(field, &found, &reference, Tolerance::Absolute(GRADIENT * largest));
-}
-
-/// The kinds whose fixture the folder holds. Only a folder named from outside may hold none.
-fn kinds() -> Vec<MarkovKind> {
-    let folder = hspec_goldens::root().join("dspark");
-    if std::env::var_os("HSPEC_GOLDENS").is_some() && !folder.exists() {
-        return Vec::new();
-    }
-    let entries = std::fs::read_dir(&folder).unwrap_or_else(|e| panic!("{}: {e}", folder.display()));
-    let mut kinds = Vec::new();
-    for entry in entries {
-        let name = entry.expect("a readable folder").file_name().into_string().expect("a UTF-8 name");
-        if let Some(word) = name.strip_prefix("head_").and_then(|n| n.strip_suffix(".safetensors")) {
-            kinds.push(word.parse().unwrap_or_else(|e| panic!("{name}: {e}")));
-        }
-    }
-    assert!(!kinds.is_empty(), "{} holds no heads", folder.display());
-    kinds
-}
-
 fn heads<B: AutodiffBackend>() {
     let device = Default::default();
-    for kind in kinds() {
+    for word in fixtures("head_") {
+        let kind: MarkovKind = word.parse().unwrap_or_else(|e| panic!("head_{word}: {e}"));
         let golden = Golden::open(&format!("dspark/head_{kind}"));
         let size = |field: &str| golden.notes["dims"][field].as_u64().expect("a size") as usize;
         let (v, r, h, k) = (size("V"), size("R"), size("H"), size("K"));
