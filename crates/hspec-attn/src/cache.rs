@@ -1,7 +1,7 @@
 //! The key-value cache of a target.
 
 use crate::Prefix;
-use burn::tensor::{Tensor, backend::Backend};
+use burn::tensor::{Tensor, TensorData, backend::Backend};
 
 /// Post-RoPE keys and values of every layer, preallocated and written in place.
 ///
@@ -110,12 +110,28 @@ impl<B: Backend> KvCache<B> {
     /// Keeps only the given rows of the batch, in that order.
     pub fn select_rows(&mut self, rows: &[usize], device: &B::Device) {
         let indices: Vec<i64> = rows.iter().map(|&r| r as i64).collect();
-        let indices = Tensor::from_data(burn::tensor::TensorData::new(indices, [rows.len()]), device);
+        let indices = Tensor::from_data(TensorData::new(indices, [rows.len()]), device);
         for layer in &mut self.layers {
             layer.keys = layer.keys.take().map(|t| t.select(0, indices.clone()));
             layer.values = layer.values.take().map(|t| t.select(0, indices.clone()));
         }
         self.starts = rows.iter().map(|&r| self.starts[r]).collect();
+    }
+}
+
+impl<B: Backend> Prefix<B> {
+    /// Some of the heads, in the order of `ids`: a view where they are neighbours, a copy otherwise.
+    pub fn heads(&self, ids: &[usize]) -> Self {
+        let neighbours = ids.windows(2).all(|w| w[0] + 1 == w[1]);
+        let some = |x: &Tensor<B, 3>| match ids {
+            [first, ..] if neighbours => x.clone().narrow(0, *first, ids.len()),
+            _ => {
+                let ids: Vec<i64> = ids.iter().map(|&id| id as i64).collect();
+                let ids = TensorData::new(ids.clone(), [ids.len()]);
+                x.clone().select(0, Tensor::from_data(ids, &x.device()))
+            }
+        };
+        Self { keys: some(&self.keys), values: some(&self.values) }
     }
 }
 
@@ -133,7 +149,6 @@ fn write_at<B: Backend>(cache: Tensor<B, 4>, new: Tensor<B, 4>, at: usize) -> Te
 #[cfg(test)]
 mod tests {
     use super::*;
-    use burn::tensor::TensorData;
 
     fn fill<B: Backend>() -> Vec<f32> {
         let device = Default::default();
@@ -157,6 +172,32 @@ mod tests {
         let expected = vec![0., 2., 100., 1., 3., 101., 4., 6., 102., 5., 7., 103.];
         assert_eq!(fill::<burn_ndarray::NdArray>(), expected);
         assert_eq!(fill::<burn_flex::Flex>(), expected);
+    }
+
+    fn lent_heads<B: Backend>() {
+        let device = Default::default();
+        let mut cache = KvCache::<B>::new(1, 1, 4, 5, 2, &device);
+        let keys: Vec<f32> = (0..3 * 4 * 2).map(|i| i as f32).collect();
+        let keys = Tensor::from_data(TensorData::new(keys, [1, 3, 4, 2]), &device);
+        cache.write(0, keys.clone(), keys + 100.0);
+        cache.advance(3);
+        for ids in [vec![2], vec![1, 2], vec![0, 3], vec![0, 1, 2, 3], vec![1, 3]] {
+            let lent = cache.lend(0).heads(&ids);
+            // Token t, head q, width w was 8 t + 2 q + w.
+            let at = |q: usize, t: usize, w: usize| (8 * t + 2 * q + w) as f32;
+            let expected: Vec<f32> = (ids.iter())
+                .flat_map(|&q| (0..3).flat_map(move |t| (0..2).map(move |w| at(q, t, w))))
+                .collect();
+            assert_eq!(lent.keys.into_data().to_vec::<f32>().unwrap(), expected, "{ids:?}");
+            let values: Vec<f32> = expected.iter().map(|x| x + 100.0).collect();
+            assert_eq!(lent.values.into_data().to_vec::<f32>().unwrap(), values, "{ids:?}");
+        }
+    }
+
+    #[test]
+    fn lent_heads_are_those_asked_for() {
+        lent_heads::<burn_ndarray::NdArray>();
+        lent_heads::<burn_flex::Flex>();
     }
 
     #[test]

@@ -10,7 +10,8 @@
 //!
 //! Its queries continue the target's rotary positions `a, a+1, ..`. [`PrefixAttention`] computes
 //! this for any number of blocks at once, [`BlockRule`] says who sees whom, [`KvCache`] is what is
-//! lent, and [`causal_attention`] is the plain attention by which the target fills it.
+//! lent, and [`causal_attention`] is the plain attention by which the target fills it. A drafter with a
+//! cache of its own (DSpark, DFlash) makes its keys and values with [`PrefixAttention::context`].
 //!
 //! ```
 //! use burn::tensor::Tensor;

@@ -12,12 +12,12 @@ pub enum WindowRule {
     /// All slots see the prefix keys at positions `>= anchor - window`; block keys are never cut.
     /// The rule the weights are trained with.
     Training,
-    /// Slot `t` sees keys, of prefix or block, at positions `> anchor + t - window`: the rolling
-    /// window of flash attention.
+    /// Slot `t` sees keys, of prefix or block, less than `window` positions away: the rolling window of
+    /// flash attention.
     Serving,
 }
 
-/// Visibility for the blocks of one attention sub-layer (H-Spec section 3.2).
+/// Visibility for the blocks of one attention layer (H-Spec section 3.2; DSpark and DFlash likewise).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockRule {
     /// Window in tokens; none for full attention.
@@ -62,7 +62,7 @@ impl BlockRule {
     pub fn block(&self, s: usize, t: usize) -> bool {
         let causal = !self.causal || s <= t;
         let inside = match (self.window, self.rule) {
-            (Some(w), WindowRule::Serving) => s + w > t,
+            (Some(w), WindowRule::Serving) => s + w > t && s < t + w,
             _ => true,
         };
         causal && inside
@@ -103,6 +103,14 @@ mod tests {
     fn no_key_of_an_earlier_document_is_visible() {
         let anchor = Anchor { index: 10, document: 8, position: 2 };
         assert_eq!(rule(WindowRule::Training).prefix(&anchor, 0), 8..10);
+    }
+
+    /// In a block that is not causal, what comes too late is as far away as what came too early.
+    #[test]
+    fn a_rolling_window_reaches_as_far_ahead_as_back() {
+        let rolling = BlockRule { window: Some(2), rule: WindowRule::Serving, causal: false };
+        let seen: Vec<usize> = (0..6).filter(|&s| rolling.block(s, 3)).collect();
+        assert_eq!(seen, [2, 3, 4]);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Attention of draft blocks over a prefix they borrow and their own keys (H-Spec section 3.2).
+//! Attention of draft blocks over a prefix and their own keys (H-Spec section 3.2).
 
 use crate::{Anchor, BlockRule, RopeTables};
 use burn::{
@@ -7,8 +7,8 @@ use burn::{
 };
 use hspec_nn::{Linear, RmsNorm};
 
-/// Multi-head attention whose queries are block slots, and whose keys are the target's cached keys
-/// before the block's anchor followed by the block's own.
+/// Multi-head attention whose queries are block slots, and whose keys are cached keys before the block's
+/// anchor, a target's or the drafter's own, followed by the block's.
 #[derive(Module, Debug)]
 pub struct PrefixAttention<B: Backend> {
     /// `[heads * head_dim, hidden]`.
@@ -46,6 +46,16 @@ pub struct BlockRope<B: Backend> {
 }
 
 impl<B: Backend> PrefixAttention<B> {
+    /// Keys and values of context vectors, for a drafter whose prefix is its own cache and not a target's
+    /// (DSpark section 2): `[T, hidden]` and the tables of their positions, `[T, kv_heads]` rows, to twice
+    /// `[T, kv_heads, head_dim]`. The same projections make the block's own.
+    pub fn context(&self, context: Tensor<B, 2>, rope: &RopeTables<B>) -> (Tensor<B, 3>, Tensor<B, 3>) {
+        let (t, d) = (context.dims()[0], self.head_dim);
+        let keys = rope.apply(per_head(self.k_proj.forward(context.clone()), d, self.k_norm.as_ref()));
+        let kv = keys.dims()[0] / t;
+        (keys.reshape([t, kv, d]), self.v_proj.forward(context).reshape([t, kv, d]))
+    }
+
     /// `x: [n, K, hidden]`, one block per anchor in the order of `anchors` -> `[n, K, hidden]`.
     /// Without a prefix the blocks see only themselves.
     pub fn forward(

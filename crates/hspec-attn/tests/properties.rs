@@ -244,3 +244,32 @@ fn causal_attention_does_not_depend_on_chunks_or_padding() {
     assert_tensor("chunks", run(0, &[3, 1, 3]), &whole, Tolerance::Scaled(1e-5));
     assert_tensor("padded", run(pad, &[4, 6]), &whole, Tolerance::Scaled(1e-5));
 }
+
+/// A drafter with a cache of its own projects its context once: as if the context were slots of the block.
+#[test]
+fn context_keys_are_those_of_slots_before_the_block() {
+    let device = Default::default();
+    let rule = BlockRule { window: None, rule: WindowRule::Training, causal: false };
+    let (t, k) = (5, 3);
+    let setup = Setup::new(&[1], &[(0, 0)], k, rule);
+    let module = PrefixAttention {
+        k_norm: Some(hspec_nn::RmsNorm::new(Tensor::from_floats([0.5, 2.0, 1.0, 3.0], &device), 1e-6)),
+        ..setup.module
+    };
+    let x = Tensor::<B, 3>::random([1, t + k, HIDDEN], Distribution::Normal(0.0, 1.0), &device);
+    let rope = Rope::new(100.0, D, RopeScaling::None);
+    let positions: Vec<usize> = (0..t + k).collect();
+    let tables = |from: usize| BlockRope {
+        q: rope.tables(&positions[from..], HEADS, &device),
+        k: rope.tables(&positions[from..], KV, &device),
+    };
+    let one_block = module.forward(x.clone(), &[Anchor::at(0)], &tables(0), None, &rule).narrow(1, t, k);
+
+    let context = x.clone().narrow(1, 0, t).reshape([t, HIDDEN]);
+    let (keys, values) = module.context(context, &rope.tables(&positions[..t], KV, &device));
+    let prefix = Prefix { keys: keys.swap_dims(0, 1), values: values.swap_dims(0, 1) };
+    let block = x.narrow(1, t, k);
+    let found = module.forward(block, &[Anchor::at(t)], &tables(t), Some(&prefix), &rule);
+    let expected: Vec<f32> = one_block.into_data().to_vec().unwrap();
+    assert_tensor("context", found, &expected, Tolerance::Scaled(1e-5));
+}

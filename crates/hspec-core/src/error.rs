@@ -51,6 +51,11 @@ impl Error {
         move |source| Self::Io { path, source }
     }
 
+    /// A drafter's session that is asked to draft before it has seen a token.
+    pub(crate) fn nothing_observed() -> Self {
+        Self::Request { what: "observed tokens", found: "0".into(), expected: "at least 1".into() }
+    }
+
     /// Shorthand for [`Error::Invalid`].
     pub fn invalid(
         file: impl AsRef<Path>,

@@ -3,7 +3,8 @@
 //! 1. [`target::Target`] is the model whose text counts: it fills a key-value cache, returns logits, and
 //!    lends both its cache and the hidden states entering chosen layers.
 //! 2. A [`drafter::Drafter`] proposes k tokens from what the target has computed; [`drafter::HSpec`] keeps
-//!    nothing per token of its own (H-Spec, arXiv 2609.24197, section 3).
+//!    nothing per token of its own (H-Spec, arXiv 2609.24197, section 3), the baselines in the folders beside
+//!    it do ([`drafter::dspark`]). [`drafter::load`] reads any of them.
 //! 3. [`decode::Decoder`] lets the target check the proposals in one pass and keeps the prefix of them that
 //!    leaves the output distributed as the target's own:
 //!

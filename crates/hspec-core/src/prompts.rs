@@ -8,6 +8,9 @@ use std::{
     path::Path,
 };
 
+/// What a gzipped file begins with.
+const GZIP: [u8; 2] = [0x1f, 0x8b];
+
 /// One prompt.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Prompt {
@@ -32,8 +35,12 @@ struct Line {
 /// A file that cannot be read, a line that is no JSON or has none of the three fields, an empty
 /// prompt, a file without prompts.
 pub fn read_prompts(path: &Path) -> Result<Vec<Prompt>> {
-    let file = File::open(path).map_err(Error::io(path))?;
+    let mut file = BufReader::new(File::open(path).map_err(Error::io(path))?);
     let gzipped = path.extension().is_some_and(|e| e == "gz");
+    // The decoder's own message for such a file is that it ended too early.
+    if gzipped && !file.fill_buf().map_err(Error::io(path))?.starts_with(&GZIP) {
+        return Err(Error::invalid(path, "file", "no gzip data", "a gzipped file, as its name says"));
+    }
     let reader: Box<dyn Read> =
         if gzipped { Box::new(flate2::read::MultiGzDecoder::new(file)) } else { Box::new(file) };
     let mut prompts = Vec::new();
@@ -106,6 +113,12 @@ mod tests {
         gz.write_all(text.as_bytes()).unwrap();
         gz.finish().unwrap();
         assert_eq!(read_prompts(&path).unwrap(), plain);
+        std::fs::write(&path, text).unwrap();
+        let error = read_prompts(&path).unwrap_err().to_string();
+        assert!(
+            error.ends_with("file: found no gzip data, expected a gzipped file, as its name says"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -2,13 +2,14 @@
 
 #![allow(clippy::unwrap_used)] // a test may panic
 
-use burn::tensor::backend::Backend;
+use burn::tensor::{Tensor, backend::Backend};
+use hspec_attn::KvCache;
 use hspec_core::{
     Result, TokenId,
     checkpoint::{Weights, read_json},
     config::{HSpecConfig, TargetConfig},
     decode::{Decoder, Finish, Generation, Request, SamplingParams},
-    drafter::{DraftStart, DraftVocab, Drafter, Footprint, HSpec, HSpecModel},
+    drafter::{DraftVocab, Drafter, Footprint, HSpec, HSpecModel, Proposal, Session},
     target::Target,
 };
 use std::{ops::ControlFlow, path::Path};
@@ -53,7 +54,17 @@ fn random_drafter() -> HSpec<B> {
 /// Proposes what it was told the target will say.
 struct Oracle {
     answer: Vec<TokenId>,
+    /// What the target really says.
+    truth: Vec<TokenId>,
     prompt: usize,
+    /// Most tokens that it proposes, however many it is asked for.
+    most: usize,
+}
+
+impl Oracle {
+    fn new(answer: &[TokenId], prompt: usize) -> Self {
+        Self { answer: answer.to_vec(), truth: answer.to_vec(), prompt, most: 7 }
+    }
 }
 
 impl<B: Backend> Drafter<B> for Oracle {
@@ -63,30 +74,52 @@ impl<B: Backend> Drafter<B> for Oracle {
     fn max_draft(&self) -> usize {
         7
     }
-    fn seed_layers(&self) -> &[usize] {
+    fn feature_layers(&self) -> &[usize] {
         &[1]
     }
     fn vocabulary(&self) -> Option<&[TokenId]> {
         None
     }
-    fn draft(
-        &self,
-        start: &DraftStart<'_, B>,
-        k: usize,
-        pick: &mut dyn FnMut(usize, &[f32]) -> Result<TokenId>,
-    ) -> Result<Vec<TokenId>> {
-        let next = start.cache.len() + 1 - self.prompt;
-        (1..=k)
-            .map(|slot| {
-                let token = self.answer.get(next + slot - 1).copied().unwrap_or(TokenId(0));
-                let mut logits = vec![f32::NEG_INFINITY; 512];
-                logits[token.index()] = 0.0;
-                pick(slot, &logits)
-            })
-            .collect()
-    }
     fn footprint(&self) -> Footprint {
         Footprint { params_trainable: 0, params_frozen: 0, kv_bytes_per_token: 0, state_bytes: 0 }
+    }
+    fn session(&self, capacity: usize) -> Box<dyn Session<B> + '_> {
+        Box::new(OracleSession { oracle: self, capacity, seen: Vec::new() })
+    }
+}
+
+/// Checks what the decoder shows it.
+struct OracleSession<'a> {
+    oracle: &'a Oracle,
+    capacity: usize,
+    seen: Vec<TokenId>,
+}
+
+impl<B: Backend> Session<B> for OracleSession<'_> {
+    fn observe(&mut self, tokens: &[TokenId], features: Tensor<B, 2>) {
+        assert_eq!(features.dims(), [tokens.len(), 64], "one layer's rows");
+        self.seen.extend(tokens);
+        assert!(self.seen.len() <= self.capacity);
+    }
+    fn draft(
+        &mut self,
+        anchor: TokenId,
+        cache: &KvCache<B>,
+        k: usize,
+        pick: &mut dyn FnMut(usize, &[f32]) -> Result<TokenId>,
+    ) -> Result<Proposal> {
+        let Oracle { answer, truth, prompt, most } = self.oracle;
+        assert_eq!(self.seen.len(), cache.len(), "all that is final and nothing else");
+        let next = cache.len() + 1 - prompt;
+        assert_eq!((&self.seen[*prompt..], anchor), (&truth[..next - 1], truth[next - 1]));
+        let token = |slot: usize| {
+            let token = answer.get(next + slot - 1).copied().unwrap_or(TokenId(0));
+            let mut logits = vec![f32::NEG_INFINITY; 512];
+            logits[token.index()] = 0.0;
+            pick(slot, &logits)
+        };
+        let tokens = (1..=k.min(*most)).map(token).collect::<Result<_>>()?;
+        Ok(Proposal { tokens, confidence: Vec::new() })
     }
 }
 
@@ -139,12 +172,28 @@ fn greedy_speculation_emits_what_plain_decoding_emits() {
             let speculative = case.run(&target, Some(&drafter));
             assert_eq!(plain.tokens, speculative.tokens, "k = {k}, prompt of {}", prompt.len());
             assert_eq!((plain.finish, plain.tokens.len()), (Finish::Length, 50));
-            let oracle = Oracle { answer: plain.tokens.clone(), prompt: prompt.len() };
+            let oracle = Oracle::new(&plain.tokens, prompt.len());
             let perfect = case.run(&target, Some(&oracle));
             assert_eq!(plain.tokens, perfect.tokens);
             // 49 tokens after the prompt's own, k + 1 a round.
             assert_eq!(perfect.target_passes, 49usize.div_ceil(k + 1));
         }
+    }
+}
+
+/// A drafter may propose fewer tokens than it is asked for, and none at all.
+#[test]
+fn short_proposals_are_short_rounds() {
+    let target = target(4096);
+    let prompt = ids(&[340, 131, 399]);
+    let case = greedy(&prompt, 50, &[]);
+    let whole = case.run(&target, None).tokens;
+    for most in [0, 2] {
+        let oracle = Oracle { most, ..Oracle::new(&whole, 3) };
+        let generation = case.run(&target, Some(&oracle));
+        assert_eq!(generation.tokens, whole);
+        assert_eq!(generation.target_passes, 49usize.div_ceil(most + 1));
+        assert!(generation.rounds.iter().all(|round| round.proposed <= most));
     }
 }
 
@@ -156,7 +205,7 @@ fn a_stop_token_inside_an_accepted_block_ends_the_answer_there() {
     // A token that first occurs in the middle of the oracle's first block.
     let at = (2..7).find(|&i| !whole[..i].contains(&whole[i])).unwrap();
     let stop = [whole[at]];
-    let oracle = Oracle { answer: whole.clone(), prompt: prompt.len() };
+    let oracle = Oracle::new(&whole, prompt.len());
     let case = greedy(&prompt, 32, &stop);
     for generation in [case.run(&target, None), case.run(&target, Some(&oracle))] {
         assert_eq!(generation.finish, Finish::Stop);
@@ -176,7 +225,7 @@ fn a_rejected_stop_token_ends_nothing() {
     assert!(!whole.contains(&stop[0]));
     let mut wrong = whole.clone();
     wrong[3] = stop[0];
-    let oracle = Oracle { answer: wrong, prompt: prompt.len() };
+    let oracle = Oracle { answer: wrong, ..Oracle::new(&whole, prompt.len()) };
     let generation = greedy(&prompt, 16, &stop).run(&target, Some(&oracle));
     assert_eq!((generation.finish, generation.tokens), (Finish::Length, whole));
 }
@@ -194,7 +243,7 @@ fn at_the_end_of_the_context_drafts_shrink_and_then_stop() {
             (Finish::Context, context - 3 + 1),
             "context {context}"
         );
-        let oracle = Oracle { answer: plain.tokens.clone(), prompt: 3 };
+        let oracle = Oracle::new(&plain.tokens, 3);
         for drafter in [&oracle as &dyn Drafter<B>, &random_drafter()] {
             let speculative = case.run(&target, Some(drafter));
             assert_eq!((speculative.finish, speculative.tokens), (Finish::Context, plain.tokens.clone()));
@@ -206,7 +255,7 @@ fn at_the_end_of_the_context_drafts_shrink_and_then_stop() {
 fn no_more_tokens_than_asked_for() {
     let (target, prompt) = (target(4096), ids(&[340, 131, 399]));
     let whole = greedy(&prompt, 20, &[]).run(&target, None).tokens;
-    let oracle = Oracle { answer: whole.clone(), prompt: 3 };
+    let oracle = Oracle::new(&whole, 3);
     for n in 0..12 {
         assert_eq!(greedy(&prompt, n, &[]).run(&target, Some(&oracle)).tokens, whole[..n]);
     }

@@ -9,7 +9,7 @@ use hspec_core::{
     TokenId,
     checkpoint::{StoreAs, Weights, read_json},
     config::HSpecConfig,
-    drafter::{Blocks, DraftStart, Drafter, HSpec},
+    drafter::{Blocks, Drafter, HSpec},
 };
 use hspec_goldens::{FORWARD, Golden, Tolerance, assert_close, assert_tensor};
 use hspec_nn::{Linear, RmsNorm, params};
@@ -73,7 +73,7 @@ fn drafts<B: Backend>() {
         let previous = golden.int::<B, 2>(&at("path_prev_token_ids"), &device);
         let corrected = drafter.corrected_logits(hidden.clone(), previous.clone());
         assert_tensor(&at("logits_path"), corrected, &golden.f32s(&at("logits_path")), LOGITS);
-        let confidence = drafter.confidence_logits(hidden, previous).unwrap();
+        let confidence = drafter.confidence_logits(hidden.clone(), previous).unwrap();
         assert_tensor(&at("confidence"), confidence, &golden.f32s(&at("confidence_logits_path")), LOGITS);
 
         // The decoding path, over a cache that holds the same keys.
@@ -87,9 +87,11 @@ fn drafts<B: Backend>() {
         cache.advance(n);
         let mut logits = Vec::new();
         let mut slots = Vec::new();
-        let start = DraftStart { anchor, seed: seeds.clone(), cache: &cache };
-        let tokens = drafter
-            .draft(&start, k, &mut |slot, row| {
+        let mut session = drafter.session(n + k + 1);
+        // Of all rows that it sees, it keeps the last.
+        session.observe(&[TokenId(1); 2], Tensor::cat(vec![seeds.clone() * 7, seeds.clone()], 0));
+        let proposal = session
+            .draft(anchor, &cache, k, &mut |slot, row| {
                 slots.push(slot);
                 logits.extend_from_slice(row);
                 let best = (0..row.len()).rev().max_by(|&a, &b| row[a].total_cmp(&row[b])).unwrap();
@@ -100,13 +102,19 @@ fn drafts<B: Backend>() {
         assert_close(&at("logits_greedy"), &logits, &golden.f32s(&at("logits_greedy")), LOGITS);
         let expected: Vec<TokenId> =
             golden.ints(&at("greedy_tokens")).iter().map(|&id| TokenId(id as u32)).collect();
+        let tokens = proposal.tokens;
         assert_eq!(tokens, expected, "{name}: greedy tokens");
+        let path: Vec<i64> = [&[anchor], &tokens[..k - 1]].concat().iter().map(|t| t.0.into()).collect();
+        let path = Tensor::from_data(TensorData::new(path, [1, k]), &device);
+        let confidence = drafter.confidence_logits(hidden.clone().narrow(1, 1, k), path).unwrap();
+        let confidence: Vec<f32> = confidence.into_data().iter::<f32>().collect();
+        assert_close(&at("confidence of the path"), &proposal.confidence, &confidence, FORWARD);
 
         // Fewer slots give the first of them (windowed sub-layers are causal inside the block).
         if drafter.config.window(0).is_some() {
             let mut short = Vec::new();
-            drafter
-                .draft(&start, 3, &mut |slot, row| {
+            session
+                .draft(anchor, &cache, 3, &mut |slot, row| {
                     short.extend_from_slice(row);
                     Ok(tokens[slot - 1])
                 })
@@ -207,9 +215,12 @@ fn drafting_does_not_touch_the_cache() {
             .collect()
     };
     let before = bytes(&cache);
-    let seed = Tensor::ones([1, 3 * 64], &device);
-    let start = DraftStart { anchor: TokenId(5), seed, cache: &cache };
-    drafter.draft(&start, 7, &mut |slot, _| Ok(TokenId(slot as u32))).unwrap();
+    let mut session = drafter.session(20);
+    let mut pick = |slot: usize, _: &[f32]| Ok(TokenId(slot as u32));
+    let error = session.draft(TokenId(5), &cache, 7, &mut pick).unwrap_err();
+    assert_eq!(error.to_string(), "observed tokens: found 0, expected at least 1");
+    session.observe(&[TokenId(3)], Tensor::ones([1, 3 * 64], &device));
+    session.draft(TokenId(5), &cache, 7, &mut pick).unwrap();
     assert_eq!(before, bytes(&cache));
     assert_eq!(cache.len(), 9);
 }

@@ -2,7 +2,7 @@
 
 use hspec_core::{
     TokenId,
-    decode::{Chance, Draft, Law, Purpose, SamplingParams, verify},
+    decode::{Chance, Draft, Law, Purpose, SamplingParams, verify, verify_block},
 };
 use hspec_goldens::{Golden, Tolerance, assert_close};
 
@@ -131,4 +131,29 @@ fn golden_rejection_target_laws() {
     let law = |row| plain.draft_distribution(row, Some(&kept), 0).expect("finite logits");
     let found: Vec<_> = pruned.chunks(kept.len()).flat_map(|row| dense(&law(row), vocabulary)).collect();
     assert_close("pruned_t1", &found, &golden.f32s("pruned_t1/draft_probs"), CLOSE);
+}
+
+/// Block verification on the laws, tokens and uniforms of the plain case.
+#[test]
+fn golden_rejection_block() {
+    let golden = Golden::open("dspark/rejection");
+    let uniforms = golden.f32s("uniforms");
+    let k = uniforms.len();
+    let vocabulary = golden.f32s("target_logits").len() / (k + 1);
+    let p = laws(&golden, "full_t1/target_probs", vocabulary);
+    let q = laws(&golden, "full_t1/draft_probs", vocabulary);
+    let tokens = golden.ints("tokens_full").into_iter().map(|t| TokenId(t as u32));
+    let drafts: Vec<_> = tokens.zip(&q).map(|(token, law)| Draft { token, law: law.clone() }).collect();
+    let mut chance = Recorded { uniforms: &uniforms, accept: vec![], next: None };
+    let verdict = verify_block(&drafts, |row| Ok(p[row].clone()), 0, &mut chance).expect("laws exist");
+    assert_eq!(verdict.accepted as i64, golden.ints("block/num_accepted")[0]);
+    assert_close("block/h", &chance.accept, &golden.f32s("block/h"), CLOSE);
+    let next = dense(&chance.next.expect("one token is always picked"), vocabulary);
+    assert_close("block/residual", &next, &golden.f32s("block/residual"), CLOSE);
+    // P of a prefix is the last decision about a block that ends with it.
+    for (i, reference) in golden.f32s("block/prefix_ratio").into_iter().enumerate() {
+        let mut chance = Recorded { uniforms: &uniforms, accept: vec![], next: None };
+        verify_block(&drafts[..=i], |row| Ok(p[row].clone()), 0, &mut chance).expect("laws exist");
+        assert_close("block/prefix_ratio", &chance.accept[i..], &[reference], CLOSE);
+    }
 }

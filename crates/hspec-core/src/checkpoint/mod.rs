@@ -23,10 +23,13 @@
 mod gguf;
 mod json;
 mod safetensors;
+mod stored;
 mod weights;
 mod write;
 
 pub use gguf::Gguf;
 pub use json::{is_gguf, model_json, read_json};
+pub(crate) use stored::{Element, Stored};
 pub use weights::Weights;
+pub(crate) use write::write_stored;
 pub use write::{StoreAs, write_atomic, write_safetensors};

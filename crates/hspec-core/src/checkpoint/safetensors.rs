@@ -1,15 +1,14 @@
-//! Reading safetensors: one file, mapped into memory and converted tensor by tensor.
+//! Reading safetensors: one file, mapped into memory.
 
+use super::stored::{Element, Stored};
 use crate::error::{Error, Result};
-use burn::tensor::TensorData;
-use bytemuck::{AnyBitPattern, pod_collect_to_vec};
-use half::{bf16, f16};
 use memmap2::Mmap;
 use safetensors::{
-    Dtype, SafeTensors,
+    SafeTensors,
     tensor::{Metadata, TensorInfo},
 };
 use std::{
+    borrow::Cow,
     fs::File,
     path::{Path, PathBuf},
 };
@@ -45,38 +44,24 @@ impl SafetensorsFile {
         self.header.info(name)
     }
 
-    pub(super) fn tensor(&self, name: &str) -> Result<Option<TensorData>> {
+    /// A tensor's bytes, unless there is none of this name.
+    pub(super) fn stored(&self, name: &str) -> Result<Option<Stored<'_>>> {
         let Some(info) = self.info(name) else { return Ok(None) };
         let (from, to) = info.data_offsets;
         let bytes = self.map.get(self.start + from..self.start + to).ok_or_else(|| {
             Error::invalid(&self.path, name, format!("bytes {from}..{to}"), "a range inside the file")
         })?;
-        let shape = info.shape.clone();
-        Ok(Some(match info.dtype {
-            Dtype::F32 => TensorData::new(collect::<f32>(bytes), shape),
-            Dtype::F64 => TensorData::new(convert(bytes, |x: f64| x as f32), shape),
-            Dtype::F16 => TensorData::new(convert(bytes, f16::to_f32), shape),
-            Dtype::BF16 => TensorData::new(convert(bytes, bf16::to_f32), shape),
-            Dtype::I64 => TensorData::new(collect::<i64>(bytes), shape),
-            Dtype::I32 => TensorData::new(convert(bytes, |x: i32| i64::from(x)), shape),
-            Dtype::U8 => TensorData::new(convert(bytes, |x: u8| i64::from(x)), shape),
-            Dtype::BOOL => TensorData::new(convert(bytes, |x: u8| i64::from(x != 0)), shape),
-            other => {
-                let expected = "F32, F64, F16, BF16, I64, I32, U8 or BOOL";
-                return Err(Error::invalid(&self.path, name, format!("type {other}"), expected));
-            }
-        }))
+        let element = Element::of(info.dtype).ok_or_else(|| {
+            let expected = "F32, F64, F16, BF16, I64, I32, U8 or BOOL";
+            Error::invalid(&self.path, name, format!("type {}", info.dtype), expected)
+        })?;
+        Ok(Some(Stored { element, shape: info.shape.clone(), bytes: Cow::Borrowed(bytes) }))
     }
-}
 
-/// Elements of a byte range of any alignment. The format is little-endian, and so is every machine that
-/// Burn's backends run on.
-fn collect<T: AnyBitPattern + bytemuck::NoUninit>(bytes: &[u8]) -> Vec<T> {
-    pod_collect_to_vec(bytes)
-}
-
-fn convert<T: AnyBitPattern, U>(bytes: &[u8], to: impl Fn(T) -> U) -> Vec<U> {
-    bytes.chunks_exact(size_of::<T>()).map(|b| to(bytemuck::pod_read_unaligned(b))).collect()
+    /// Size of the file.
+    pub(super) fn len(&self) -> usize {
+        self.map.len()
+    }
 }
 
 /// Maps a file into memory, for reading only.

@@ -1,9 +1,14 @@
 //! A checkpoint's tensors, whatever files they lie in.
 
-use super::{Gguf, is_gguf, read_json, safetensors::SafetensorsFile};
+use super::{
+    Gguf, is_gguf, read_json,
+    safetensors::SafetensorsFile,
+    stored::{Element, Stored},
+};
 use crate::error::{Error, Result};
 use burn::tensor::TensorData;
 use std::{
+    borrow::Cow,
     collections::BTreeMap,
     path::{Component, Path, PathBuf},
 };
@@ -125,9 +130,42 @@ impl Weights {
     pub fn tensor(&self, name: &str) -> Result<Option<TensorData>> {
         match &self.files {
             Files::Gguf(file) => Ok(file.tensor(name)),
+            Files::Safetensors(..) => Ok(self.stored(name)?.map(|stored| stored.decode())),
+        }
+    }
+
+    /// A tensor's bytes as its file stores them; those of a GGUF file as F32.
+    ///
+    /// # Errors
+    /// As [`Weights::tensor`].
+    pub(crate) fn stored(&self, name: &str) -> Result<Option<Stored<'_>>> {
+        match &self.files {
+            Files::Gguf(file) => Ok(file.tensor(name).map(|data| Stored {
+                element: Element::F32,
+                shape: data.shape.to_vec(),
+                bytes: Cow::Owned(data.as_bytes().to_vec()),
+            })),
             Files::Safetensors(files, holder) => {
-                holder.get(name).map_or(Ok(None), |&number| files[number].tensor(name))
+                holder.get(name).map_or(Ok(None), |&number| files[number].stored(name))
             }
+        }
+    }
+
+    /// The file format's name of a tensor's type, whether or not it can be read; none in a GGUF file.
+    pub(crate) fn type_name(&self, name: &str) -> Option<String> {
+        match &self.files {
+            Files::Gguf(_) => None,
+            Files::Safetensors(files, holder) => {
+                Some(files[*holder.get(name)?].info(name)?.dtype.to_string())
+            }
+        }
+    }
+
+    /// Size of its files.
+    pub(crate) fn file_bytes(&self) -> Result<u64> {
+        match &self.files {
+            Files::Gguf(file) => Ok(std::fs::metadata(file.path()).map_err(Error::io(file.path()))?.len()),
+            Files::Safetensors(files, _) => Ok(files.iter().map(|file| file.len() as u64).sum()),
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Writing whole files or nothing.
 
+use super::Stored;
 use crate::error::{Error, Result};
 use burn::tensor::{DType, TensorData};
 use half::bf16;
@@ -60,16 +61,46 @@ pub enum StoreAs {
 /// # Errors
 /// [`Error::Io`] where the file cannot be written.
 pub fn write_safetensors(path: &Path, tensors: &BTreeMap<String, TensorData>, store: StoreAs) -> Result<()> {
+    let entries = tensors.iter().map(|(name, data)| Entry { name, dtype: stored_type(data, store), data });
+    write_entries(path, entries.collect(), |data| data.shape.to_vec(), write_elements)
+}
+
+/// [`write_safetensors`] of tensors as they are stored elsewhere.
+///
+/// # Errors
+/// [`Error::Io`] where the file cannot be written.
+pub(crate) fn write_stored(path: &Path, tensors: &BTreeMap<String, Stored<'_>>) -> Result<()> {
+    let entries = tensors.iter().map(|(name, data)| Entry { name, dtype: data.element.dtype(), data });
+    write_entries(
+        path,
+        entries.collect(),
+        |data| data.shape.clone(),
+        |out, _, data| out.write_all(&data.bytes),
+    )
+}
+
+/// A tensor to be written.
+struct Entry<'a, T> {
+    name: &'a String,
+    dtype: Dtype,
+    data: &'a T,
+}
+
+fn write_entries<T>(
+    path: &Path,
+    mut entries: Vec<Entry<'_, T>>,
+    shape: impl Fn(&T) -> Vec<usize>,
+    write: impl Fn(&mut dyn Write, Dtype, &T) -> io::Result<()>,
+) -> Result<()> {
     // Wide types first, so that each tensor lies on a multiple of its element size.
-    let mut order: Vec<_> =
-        tensors.iter().map(|(name, data)| (stored_type(data, store), name, data)).collect();
-    order.sort_by_key(|(dtype, name, _)| (std::cmp::Reverse(dtype.bitsize()), *name));
+    entries.sort_by_key(|entry| (std::cmp::Reverse(entry.dtype.bitsize()), entry.name));
 
     let mut offset = 0;
     let mut header = BTreeMap::new();
-    for (dtype, name, data) in &order {
-        let end = offset + data.num_elements() * dtype.bitsize() / 8;
-        let info = TensorInfo { dtype: *dtype, shape: data.shape.to_vec(), data_offsets: (offset, end) };
+    for Entry { name, dtype, data } in &entries {
+        let shape = shape(data);
+        let end = offset + shape.iter().product::<usize>() * dtype.bitsize() / 8;
+        let info = TensorInfo { dtype: *dtype, shape, data_offsets: (offset, end) };
         header.insert(name.as_str(), info);
         offset = end;
     }
@@ -86,7 +117,7 @@ pub fn write_safetensors(path: &Path, tensors: &BTreeMap<String, TensorData>, st
         header.resize(header.len().next_multiple_of(8), b' ');
         out.write_all(&(header.len() as u64).to_le_bytes())?;
         out.write_all(&header)?;
-        order.iter().try_for_each(|(dtype, _, data)| write_elements(out, *dtype, data))
+        entries.iter().try_for_each(|entry| write(out, entry.dtype, entry.data))
     })
 }
 

@@ -24,6 +24,11 @@ pub enum SubLayerKind {
 }
 
 /// The sub-layers in order; a list of words, or one string of words.
+///
+/// Released drafters have mamba, attention and mlp sub-layers, and the authors' reader refuses a pattern
+/// without one of the three. Here a kind other than mlp may be missing, for ablations, if the flag is set
+/// that switches off what it reads: `disable_mamba_init_state_injection` without mamba (reuse of the
+/// target's cache alone, H-Spec section 3.1), `disable_target_kv_reuse` without attention.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub struct BlockPattern(pub Vec<SubLayerKind>);
@@ -88,7 +93,7 @@ pub struct LayerConfig {
     pub num_hidden_layers: usize,
     /// Query heads.
     pub num_attention_heads: usize,
-    /// Key-value heads; the target's.
+    /// Key-value heads; the target's, or as many as a sub-layer reads of them.
     pub num_key_value_heads: usize,
     /// Width of a head; the target's. Absent: `hidden_size / num_attention_heads`.
     #[serde(default)]
@@ -198,7 +203,8 @@ pub struct HSpecConfig {
     pub sliding_window_prefix: usize,
     pub transformer_layer_config: LayerConfig,
     pub speculators_config: SpeculatorsConfig,
-    /// Keys this reader has no use for; kept for writing.
+    /// Other keys, kept for writing: those of [`super::HSpecExtensions`], and those this reader has no use
+    /// for.
     #[serde(flatten)]
     pub extra: Map<String, Value>,
 }
@@ -258,13 +264,21 @@ impl HSpecConfig {
 
     /// Number of attention sub-layers.
     pub fn attention_layers(&self) -> usize {
-        self.block_pattern.0.iter().filter(|k| **k == SubLayerKind::Attention).count()
+        self.count(SubLayerKind::Attention)
+    }
+
+    /// Number of Mamba sub-layers.
+    pub fn mamba_layers(&self) -> usize {
+        self.count(SubLayerKind::Mamba)
+    }
+
+    fn count(&self, kind: SubLayerKind) -> usize {
+        self.block_pattern.0.iter().filter(|k| **k == kind).count()
     }
 
     /// Width of a head.
     pub fn head_dim(&self) -> usize {
-        let layer = &self.transformer_layer_config;
-        layer.head_dim.unwrap_or(layer.hidden_size / layer.num_attention_heads.max(1))
+        self.transformer_layer_config.head_dim()
     }
 
     /// Target layers whose input is fused into the seed, ascending: the order of concatenation.
@@ -276,12 +290,8 @@ impl HSpecConfig {
 
     /// Window of attention sub-layer `j`; none for full attention.
     pub fn window(&self, j: usize) -> Option<usize> {
-        let layer = &self.transformer_layer_config;
-        let kind = layer.layer_types.as_ref().map(|t| t[j].as_str());
-        match kind {
-            Some("sliding_attention") => layer.sliding_window,
-            _ => self.attn_rope.as_ref().and_then(|r| r[j].sliding_window),
-        }
+        let of_target = || self.attn_rope.as_ref().and_then(|r| r[j].sliding_window);
+        self.transformer_layer_config.window(j).or_else(of_target)
     }
 
     /// Rotary parameters of attention sub-layer `j`.
@@ -293,11 +303,5 @@ impl HSpecConfig {
             Some(rope) => Ok(rope[j].rope_parameters.clone()),
             None => RopeParameters::from_config(&self.transformer_layer_config.extra, file),
         }
-    }
-
-    /// Share of a head's dimensions that rotate, where the rotary parameters do not say.
-    pub fn partial_rotary_factor(&self) -> f64 {
-        let extra = &self.transformer_layer_config.extra;
-        extra.get("partial_rotary_factor").and_then(Value::as_f64).unwrap_or(1.0)
     }
 }

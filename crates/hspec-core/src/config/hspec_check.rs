@@ -1,14 +1,8 @@
 //! What is refused in an H-Spec configuration.
 
-use super::{HSpecConfig, SubLayerKind, TargetConfig, hspec::MODEL_TYPE};
+use super::{HSpecConfig, MOST_ELEMENTS, MOST_SLOTS, SubLayerKind, TargetConfig, hspec::MODEL_TYPE};
 use crate::{Error, Result};
-use serde_json::Value;
 use std::path::Path;
-
-/// Elements that a matrix of a drafter may have; the embedding of a large target has a quarter of it.
-const MOST_ELEMENTS: usize = 1 << 31;
-/// Slots that a block may have; the released drafters have 8.
-const MOST_SLOTS: usize = 1024;
 
 impl HSpecConfig {
     /// Refuses what cannot be right; `file` names the source in errors.
@@ -27,17 +21,24 @@ impl HSpecConfig {
             return refuse("block_size", self.block_size.to_string(), expected);
         }
         let pattern = &self.block_pattern.0;
-        let count = |kind| pattern.iter().filter(|k| **k == kind).count();
-        if pattern.last() != Some(&SubLayerKind::Mlp)
-            || count(SubLayerKind::Mamba) == 0
-            || self.attention_layers() == 0
-        {
-            let found = format!("{pattern:?}");
-            return refuse(
-                "block_pattern",
-                found,
-                "at least one mamba, one attention, and an mlp at the end".into(),
-            );
+        let (mamba, attention) = (self.mamba_layers(), self.attention_layers());
+        if pattern.last() != Some(&SubLayerKind::Mlp) || mamba + attention == 0 {
+            let expected = "mamba or attention, and an mlp at the end";
+            return refuse("block_pattern", format!("{pattern:?}"), expected.into());
+        }
+        // A pattern without one of the two is an ablation, which the flags must say as well.
+        for (missing, kind, flag, set) in [
+            (
+                mamba == 0,
+                "mamba",
+                "disable_mamba_init_state_injection",
+                self.disable_mamba_init_state_injection,
+            ),
+            (attention == 0, "attention", "disable_target_kv_reuse", self.disable_target_kv_reuse),
+        ] {
+            if missing && !set {
+                return refuse(flag, "false".into(), format!("true, or {kind} in block_pattern"));
+            }
         }
         if self.attn_kv_layer_ids.len() != self.attention_layers() {
             let expected = format!("{} ids, one per attention sub-layer", self.attention_layers());
@@ -49,27 +50,12 @@ impl HSpecConfig {
             let expected = format!("{} entries, one per attention sub-layer", self.attention_layers());
             return refuse("attn_rope", format!("{} entries", rope.len()), expected);
         }
-        if let Some(types) = &layer.layer_types
-            && types.len() != self.attention_layers()
-        {
-            let expected = format!("{} entries, one per attention sub-layer", self.attention_layers());
-            return refuse(
-                "transformer_layer_config.layer_types",
-                format!("{} entries", types.len()),
-                expected,
-            );
-        }
+        layer.validate("transformer_layer_config.", self.attention_layers(), file)?;
         self.mamba()
             .validate()
             .or_else(|e| refuse("mamba", e.to_string(), "sizes of a Mamba-2 mixer".into()))?;
         for (field, n) in [
             ("draft_vocab_size", self.draft_vocab_size),
-            ("transformer_layer_config.vocab_size", layer.vocab_size),
-            ("transformer_layer_config.hidden_size", layer.hidden_size),
-            ("transformer_layer_config.intermediate_size", layer.intermediate_size),
-            ("transformer_layer_config.num_attention_heads", layer.num_attention_heads),
-            ("transformer_layer_config.num_key_value_heads", layer.num_key_value_heads),
-            ("transformer_layer_config.head_dim", self.head_dim()),
             ("latent_fusion_layer_ids", self.latent_fusion_layer_ids.len()),
         ] {
             if n == 0 {
@@ -77,38 +63,10 @@ impl HSpecConfig {
             }
         }
         for (field, rows, columns) in self.largest_matrices() {
-            if rows.checked_mul(columns).is_none_or(|n| n > MOST_ELEMENTS) {
-                let found = format!("a matrix of {rows} x {columns}");
-                return refuse(field, found, format!("at most {MOST_ELEMENTS} elements"));
-            }
+            bounded(field, rows, columns, file)?;
         }
-        let known = ["sliding_attention", "full_attention"];
-        let types = layer.layer_types.iter().flatten();
-        if let Some(other) = types.clone().find(|t| !known.contains(&t.as_str())) {
-            return refuse("transformer_layer_config.layer_types", other.clone(), known.join(" or "));
-        }
-        if layer.sliding_window.is_none() && types.clone().any(|t| t == known[0]) {
-            let expected = "a length, because layer_types has sliding_attention";
-            return refuse("transformer_layer_config.sliding_window", "nothing".into(), expected.into());
-        }
-        if !(layer.rms_norm_eps > 0.0 && layer.rms_norm_eps < 1.0) {
-            let found = layer.rms_norm_eps.to_string();
-            return refuse("transformer_layer_config.rms_norm_eps", found, "a small positive number".into());
-        }
-        for (field, expected) in [("hidden_act", Value::from("silu")), ("attention_bias", Value::from(false))]
-        {
-            if let Some(found) = layer.extra.get(field).filter(|f| !f.is_null() && **f != expected) {
-                let field = format!("transformer_layer_config.{field}");
-                return refuse(&field, found.to_string(), expected.to_string());
-            }
-        }
-        if !layer.num_attention_heads.is_multiple_of(layer.num_key_value_heads) {
-            let found = layer.num_key_value_heads.to_string();
-            return refuse(
-                "transformer_layer_config.num_key_value_heads",
-                found,
-                "a divisor of the heads".into(),
-            );
+        if let Some(found) = layer.extra.get("attention_bias").filter(|f| !f.is_null() && **f != false) {
+            return refuse("transformer_layer_config.attention_bias", found.to_string(), "false".into());
         }
         if self.draft_vocab_size > layer.vocab_size {
             return refuse(
@@ -131,14 +89,7 @@ impl HSpecConfig {
         if self.sliding_window_prefix > 0 {
             return refuse("sliding_window_prefix", self.sliding_window_prefix.to_string(), "0".into());
         }
-        if layer.sliding_window == Some(0) {
-            return refuse(
-                "transformer_layer_config.sliding_window",
-                "0".into(),
-                "a positive length or null".into(),
-            );
-        }
-        Ok(())
+        self.check_extensions(file)
     }
 
     /// Whether it can draft for a target.
@@ -147,10 +98,20 @@ impl HSpecConfig {
     /// [`Error::Mismatch`] naming the first size that differs.
     pub fn check_target(&self, target: &TargetConfig) -> Result<()> {
         let layer = &self.transformer_layer_config;
+        let heads = self.extensions(Path::new("config.json"))?.attn_kv_head_ids;
+        if let Some(id) = heads.iter().flatten().flatten().find(|&&id| id >= target.num_key_value_heads) {
+            return Err(Error::Mismatch(format!(
+                "the drafter was made for another target: its attn_kv_head_ids has {id}, and the target has \
+                 {} key-value heads",
+                target.num_key_value_heads
+            )));
+        }
+        // A drafter that reads some heads states how many those are.
+        let kv_heads = heads.map_or(layer.num_key_value_heads, |_| target.num_key_value_heads);
         for (what, ours, theirs) in [
             ("hidden_size", layer.hidden_size, target.hidden_size),
             ("vocab_size", layer.vocab_size, target.vocab_size),
-            ("num_key_value_heads", layer.num_key_value_heads, target.num_key_value_heads),
+            ("num_key_value_heads", kv_heads, target.num_key_value_heads),
             ("head_dim", self.head_dim(), target.head_dim),
         ] {
             if ours != theirs {
@@ -194,4 +155,13 @@ impl HSpecConfig {
             ("latent_fusion_layer_ids", self.latent_fusion_layer_ids.len().saturating_mul(h), h),
         ]
     }
+}
+
+/// Refuses a matrix that no drafter has, before memory is asked for.
+pub(super) fn bounded(field: &str, rows: usize, columns: usize, file: &Path) -> Result<()> {
+    if rows.checked_mul(columns).is_none_or(|n| n > MOST_ELEMENTS) {
+        let found = format!("a matrix of {rows} x {columns}");
+        return Err(Error::invalid(file, field, found, format!("at most {MOST_ELEMENTS} elements")));
+    }
+    Ok(())
 }

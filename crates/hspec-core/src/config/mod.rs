@@ -2,6 +2,9 @@
 
 mod hspec;
 mod hspec_check;
+mod hspec_extensions;
+mod hspec_size;
+mod layer;
 mod rope;
 mod target;
 
@@ -9,5 +12,7 @@ pub use hspec::{
     AttnRope, BlockPattern, HSpecConfig, LayerConfig, ProposalMethod, SeedMode, SpeculatorsConfig,
     SubLayerKind, Verifier,
 };
+pub use hspec_extensions::{BlockConvOptions, DominoOptions, HSpecExtensions, SelectorOptions};
+pub(crate) use layer::{MOST_ELEMENTS, MOST_SLOTS};
 pub use rope::RopeParameters;
 pub use target::{Family, TargetConfig};

@@ -1,9 +1,11 @@
 //! Decoding one request, plainly or with a drafter.
 
-use super::{Chance, CounterRng, Draft, Law, Purpose, SamplingParams, verify};
+use super::{
+    Chance, CounterRng, Draft, Law, PerRound, Purpose, SamplingParams, Schedule, schedule::Scheduler, verify,
+};
 use crate::{
     Error, Result, TokenId,
-    drafter::{DraftStart, Drafter},
+    drafter::{Drafter, Session},
     target::{Pass, Rows, Target, Want},
 };
 use burn::tensor::{Tensor, backend::Backend};
@@ -62,7 +64,7 @@ pub struct Round {
 pub struct Timing {
     /// Processing the prompt and sampling the first token.
     pub prefill: Duration,
-    /// Drafter passes, sampling of drafts included.
+    /// Drafter passes, sampling of drafts and taking in what became final included; not the prompt's.
     pub draft: Duration,
     /// Target passes after the prompt.
     pub target: Duration,
@@ -83,6 +85,8 @@ pub struct Generation {
     pub rounds: Vec<Round>,
     /// Target passes after the prompt's.
     pub target_passes: usize,
+    /// Confidences that were no probabilities; a schedule takes them for 0.
+    pub unusable_confidences: usize,
     /// Where the time went.
     pub timing: Timing,
 }
@@ -92,19 +96,26 @@ pub struct Generation {
 pub struct Decoder<'a, B: Backend> {
     target: &'a Target<B>,
     drafter: Option<&'a dyn Drafter<B>>,
+    schedule: Option<&'a Schedule>,
 }
 
 impl<'a, B: Backend> Decoder<'a, B> {
     /// Plain decoding without a drafter, speculative with one; the output law is the same.
     pub fn new(target: &'a Target<B>, drafter: Option<&'a dyn Drafter<B>>) -> Self {
-        Self { target, drafter }
+        Self { target, drafter, schedule: None }
+    }
+
+    /// Verifies only the drafts that a schedule admits, not all of them; the output law is the same.
+    #[must_use]
+    pub fn scheduled(self, schedule: &'a Schedule) -> Self {
+        Self { schedule: Some(schedule), ..self }
     }
 
     /// Decodes a request; `emit` sees tokens as they are final and may stop it.
     ///
     /// # Errors
     /// A prompt that is empty, does not fit the context, or holds an unknown token; logits that are
-    /// not finite.
+    /// not finite; a schedule that cannot be right or needs confidences the drafter has not.
     pub fn generate(
         &self,
         request: &Request<'_>,
@@ -127,13 +138,15 @@ impl<'a, B: Backend> Decoder<'a, B> {
             target: self.target,
             cache: self.target.cache(1, capacity),
             chance: CounterRng::new(request.seed, request.id),
-            captured: self.drafter.map_or(&[], |d| d.seed_layers()),
-            seed: None,
+            captured: self.drafter.map_or(&[], |d| d.feature_layers()),
+            session: self.drafter.map(|d| d.session(capacity)),
+            scheduler: self.schedule.map(Scheduler::new).transpose()?,
             out: Generation {
                 tokens: Vec::new(),
                 finish: Finish::Length,
                 rounds: Vec::new(),
                 target_passes: 0,
+                unusable_confidences: 0,
                 timing: Timing::default(),
             },
         };
@@ -176,16 +189,17 @@ struct Run<'a, B: Backend> {
     cache: KvCache<B>,
     chance: CounterRng,
     captured: &'a [usize],
-    /// Fused hidden states of the last processed token, `[1, F * H]`: all that a drafter keeps.
-    seed: Option<Tensor<B, 2>>,
+    /// What the drafter remembers.
+    session: Option<Box<dyn Session<B> + 'a>>,
+    scheduler: Option<Scheduler<'a>>,
     out: Generation,
 }
 
 impl<B: Backend> Run<'_, B> {
     fn prefill(&mut self) -> Result<TokenId> {
-        let n = self.request.prompt.len();
-        let pass = self.pass(self.request.prompt, Rows::Last)?;
-        self.keep_seed(&pass, n - 1);
+        let (prompt, n) = (self.request.prompt, self.request.prompt.len());
+        let pass = self.pass(prompt, Rows::Last)?;
+        self.observe(prompt, &pass);
         let law = self.law(&host_logits(&pass), n as u64)?;
         Ok(self.chance.pick(n as u64, Purpose::Bonus, &law))
     }
@@ -193,7 +207,14 @@ impl<B: Backend> Run<'_, B> {
     fn plain(&mut self) -> Result<TokenId> {
         let anchor = self.anchor();
         let at = (self.cache.len() + 1) as u64;
-        let logits = self.timed_target(&[anchor], Rows::Last, 0)?;
+        let start = Instant::now();
+        let pass = self.pass(&[anchor], Rows::Last)?;
+        let logits = host_logits(&pass);
+        self.out.target_passes += 1;
+        self.out.timing.target += start.elapsed();
+        let start = Instant::now();
+        self.observe(&[anchor], &pass);
+        self.out.timing.draft += start.elapsed();
         let start = Instant::now();
         let law = self.law(&logits, at)?;
         let token = self.chance.pick(at, Purpose::Bonus, &law);
@@ -207,24 +228,39 @@ impl<B: Backend> Run<'_, B> {
         let anchor = self.anchor();
         let position = self.cache.len();
         let first = (position + 1) as u64;
-        let seed = self.seed.take().expect("a pass over the last token left it");
-        let (sampling, chance) = (self.request.sampling, &mut self.chance);
+        let mut own;
+        let chance: &mut dyn Chance = if self.scheduler.as_ref().is_some_and(Scheduler::remembers) {
+            own = PerRound::new(&mut self.chance, first);
+            &mut own
+        } else {
+            &mut self.chance
+        };
+        let sampling = self.request.sampling;
         let mut laws: Vec<Law> = Vec::with_capacity(k);
-        let start = DraftStart { anchor, seed, cache: &self.cache };
-        let tokens = drafter.draft(&start, k, &mut |slot, logits| {
+        let session = self.session.as_mut().expect("there is a drafter");
+        let proposal = session.draft(anchor, &self.cache, k, &mut |slot, logits| {
             let at = first + slot as u64 - 1;
             let law = sampling.draft_distribution(logits, drafter.vocabulary(), at)?;
             let token = chance.pick(at, Purpose::Draft, &law);
             laws.push(law);
             Ok(token)
         })?;
-        drop(start);
+        let admitted = match &mut self.scheduler {
+            Some(scheduler) => {
+                let (admitted, unusable) = scheduler.round(self.request.id, &proposal)?;
+                self.out.unusable_confidences += unusable;
+                admitted
+            }
+            None => proposal.tokens.len(),
+        };
+        let tokens = &proposal.tokens[..admitted];
         self.out.timing.draft += begin.elapsed();
 
         let mut ids = vec![anchor];
-        ids.extend(&tokens);
+        ids.extend(tokens);
         let begin = Instant::now();
-        let pass = self.pass(&ids, Rows::All)?;
+        let want = Want { logits: Rows::All, hidden: self.captured };
+        let pass = self.target.forward(&ids, &mut self.cache, &want)?;
         let logits = host_logits(&pass);
         self.out.target_passes += 1;
         self.out.timing.target += begin.elapsed();
@@ -235,40 +271,37 @@ impl<B: Backend> Run<'_, B> {
         let row = |row: usize| {
             self.request.sampling.distribution(&logits[row * width..(row + 1) * width], first + row as u64)
         };
-        let verdict = verify(&drafts, row, first, &mut self.chance)?;
+        let verdict = verify(&drafts, row, first, chance)?;
         let mut new = tokens[..verdict.accepted].to_vec();
         let stop = new.iter().position(|t| self.request.stop_tokens.contains(t));
         self.out.rounds.push(match stop {
             Some(at) => Round { proposed: at + 1, accepted: at + 1, stopped: true },
-            None => Round { proposed: k, accepted: verdict.accepted, stopped: false },
+            None => Round { proposed: tokens.len(), accepted: verdict.accepted, stopped: false },
         });
         new.push(verdict.next);
-        // What the target wrote for rejected drafts is forgotten; the seed is the last accepted row's.
+        // What the target wrote for rejected drafts is forgotten, and the drafter never hears of them.
         self.cache.truncate(position + 1 + verdict.accepted);
-        self.keep_seed(&pass, verdict.accepted);
         self.out.timing.sampling += begin.elapsed();
+        let begin = Instant::now();
+        self.observe(&ids[..=verdict.accepted], &pass);
+        self.out.timing.draft += begin.elapsed();
         Ok(new)
-    }
-
-    fn timed_target(&mut self, ids: &[TokenId], rows: Rows, keep: usize) -> Result<Vec<f32>> {
-        let start = Instant::now();
-        let pass = self.pass(ids, rows)?;
-        self.keep_seed(&pass, keep);
-        let logits = host_logits(&pass);
-        self.out.target_passes += 1;
-        self.out.timing.target += start.elapsed();
-        Ok(logits)
     }
 
     fn pass(&mut self, ids: &[TokenId], logits: Rows) -> Result<Pass<B>> {
         self.target.forward(ids, &mut self.cache, &Want { logits, hidden: self.captured })
     }
 
-    fn keep_seed(&mut self, pass: &Pass<B>, row: usize) {
-        if !pass.hidden.is_empty() {
-            let rows = pass.hidden.iter().map(|h| h.clone().narrow(1, row, 1).squeeze_dim::<2>(1));
-            self.seed = Some(Tensor::cat(rows.collect(), 1));
-        }
+    /// Shows the drafter the first tokens of a pass: those that are final.
+    fn observe(&mut self, tokens: &[TokenId], pass: &Pass<B>) {
+        let Some(session) = &mut self.session else { return };
+        let n = tokens.len();
+        let rows = |h: &Tensor<B, 3>| h.clone().narrow(1, 0, n).squeeze_dim::<2>(0);
+        let features = match pass.hidden.as_slice() {
+            [] => Tensor::zeros([n, 0], self.target.device()),
+            hidden => Tensor::cat(hidden.iter().map(rows).collect(), 1),
+        };
+        session.observe(tokens, features);
     }
 
     fn law(&self, logits: &[f32], position: u64) -> Result<Law> {

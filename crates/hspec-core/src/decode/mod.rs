@@ -27,14 +27,20 @@
 //! # Ok::<(), hspec_core::Error>(())
 //! ```
 
+mod block_verify;
 mod chance;
 mod decoder;
 mod law;
+mod per_round;
 mod sampling;
+mod schedule;
 mod verify;
 
+pub use block_verify::verify_block;
 pub use chance::{Chance, CounterRng, Purpose};
 pub use decoder::{Decoder, Finish, Generation, Request, Round, Timing};
 pub use law::Law;
+pub use per_round::PerRound;
 pub use sampling::SamplingParams;
+pub use schedule::Schedule;
 pub use verify::{Draft, Verdict, verify};

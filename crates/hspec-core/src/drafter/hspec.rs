@@ -1,14 +1,13 @@
 //! The H-Spec drafter: one forward pass for all slots of a block (H-Spec section 3).
 
-use super::{DraftStart, DraftVocab, Drafter, Footprint, HSpecModel, SubLayer};
+use super::{DraftVocab, HSpecModel, SubLayer};
 use crate::{
     Result, TokenId,
     config::{HSpecConfig, SeedMode},
 };
 use burn::tensor::{DType, Int, Tensor, TensorData, backend::Backend};
 use hspec_attn::{Anchor, BlockRope, BlockRule, Prefix, Rope, WindowRule};
-use hspec_heads::{CausalCorrection, MarkovKind};
-use hspec_nn::params;
+use hspec_heads::{BlockConv, CausalCorrection};
 use std::path::Path;
 
 /// A loaded or freshly initialised H-Spec drafter.
@@ -22,8 +21,10 @@ pub struct HSpec<B: Backend> {
     pub vocab: DraftVocab,
     /// Which window rule attention follows; the training rule unless changed.
     pub window_rule: WindowRule,
-    fusion: Vec<usize>,
+    pub(super) fusion: Vec<usize>,
     ropes: Vec<Rope>,
+    /// Per attention sub-layer, the target's heads that it reads, if not all.
+    heads: Option<Vec<Vec<usize>>>,
 }
 
 /// A batch of draft blocks and what they read from the target.
@@ -35,7 +36,7 @@ pub struct Blocks<'a, B: Backend> {
     pub tokens: &'a [TokenId],
     /// Fused hidden states at the position before each anchor, fusion layers ascending: `[n, F * H]`.
     pub seeds: Tensor<B, 2>,
-    /// Keys and values of each attention sub-layer's target layer, in pattern order.
+    /// Keys and values of each attention sub-layer's target layer, in pattern order, all heads of it.
     pub prefixes: &'a [Prefix<B>],
     /// Slots per block, the anchor's included.
     pub slots: usize,
@@ -50,11 +51,12 @@ impl<B: Backend> HSpec<B> {
         config.validate(file)?;
         let rope = |j| {
             let parameters = config.rope_parameters(j, file)?;
-            parameters.rope(config.head_dim(), config.partial_rotary_factor(), file)
+            parameters.rope(config.head_dim(), config.transformer_layer_config.partial_rotary_factor(), file)
         };
         let ropes = (0..config.attention_layers()).map(rope).collect::<Result<_>>()?;
         let fusion = config.fusion_layers();
-        Ok(Self { config, model, vocab, window_rule: WindowRule::Training, fusion, ropes })
+        let heads = config.extensions(file)?.attn_kv_head_ids;
+        Ok(Self { config, model, vocab, window_rule: WindowRule::Training, fusion, ropes, heads })
     }
 
     /// The fused and normed seed vectors: `[n, F * H] -> [n, H]`, or none without injection.
@@ -126,12 +128,17 @@ impl<B: Backend> HSpec<B> {
                     }
                     let table = tables.iter().find(|(known, _)| *known == rope).map(|(_, t)| t);
                     let table = table.expect("pushed above");
-                    let prefix =
-                        if self.config.disable_target_kv_reuse { None } else { blocks.prefixes.get(j) };
+                    let lent = blocks.prefixes.get(j).filter(|_| !self.config.disable_target_kv_reuse);
+                    let some = self.heads.as_ref().and_then(|heads| Some(lent?.heads(&heads[j])));
+                    let prefix = some.as_ref().or(lent);
                     let x = l.input_layernorm.forward(h.clone());
-                    h + l.self_attn.forward(x, blocks.anchors, table, prefix, &self.rule(j))
+                    let attend = |x| l.self_attn.forward(x, blocks.anchors, table, prefix, &self.rule(j));
+                    h + convolved(l.attention_conv.as_ref(), x, attend)
                 }
-                SubLayer::Mlp(l) => h.clone() + l.mlp.forward(l.mlp_norm.forward(h)),
+                SubLayer::Mlp(l) => {
+                    let x = l.mlp_norm.forward(h.clone());
+                    h + convolved(l.mlp_conv.as_ref(), x, |x| l.mlp.forward(x))
+                }
             };
             probe(i, &h);
         }
@@ -144,11 +151,12 @@ impl<B: Backend> HSpec<B> {
         self.model.lm_head.forward(hidden)
     }
 
-    /// Logits with the correction for known previous tokens `[n, slots]` (target ids).
+    /// Logits with the correction for known previous tokens `[n, slots]` (target ids), finite: where a
+    /// selector drafts among its candidates only, the other tokens keep their base logits here.
     pub fn corrected_logits(&self, hidden: Tensor<B, 3>, previous: Tensor<B, 2, Int>) -> Tensor<B, 3> {
         let base = self.base_logits(hidden.clone());
-        match &self.model.markov_head {
-            Some(head) => base + head.block(previous, hidden),
+        match self.correction() {
+            Some(correction) => correction.block(base, previous, hidden),
             None => base,
         }
     }
@@ -191,89 +199,14 @@ impl<B: Backend> HSpec<B> {
     }
 }
 
-impl<B: Backend> Drafter<B> for HSpec<B> {
-    fn kind(&self) -> &'static str {
-        "hspec"
-    }
-
-    fn max_draft(&self) -> usize {
-        self.config.block_size - 1
-    }
-
-    fn seed_layers(&self) -> &[usize] {
-        &self.fusion
-    }
-
-    fn vocabulary(&self) -> Option<&[TokenId]> {
-        let pruned = self.vocab.len() < self.config.transformer_layer_config.vocab_size;
-        pruned.then(|| self.vocab.targets())
-    }
-
-    fn draft(
-        &self,
-        start: &DraftStart<'_, B>,
-        k: usize,
-        pick: &mut dyn FnMut(usize, &[f32]) -> Result<TokenId>,
-    ) -> Result<Vec<TokenId>> {
-        let device = start.seed.device();
-        let prefixes: Vec<Prefix<B>> =
-            self.config.attn_kv_layer_ids.iter().map(|&layer| start.cache.lend(layer)).collect();
-        let hidden = self.forward(&Blocks {
-            anchors: &[Anchor::at(start.cache.len())],
-            tokens: &[start.anchor],
-            seeds: start.seed.clone(),
-            prefixes: &prefixes,
-            slots: k + 1,
-        });
-        let [_, _, h] = hidden.dims();
-        // Slot 0 is the anchor itself: its logits are never needed.
-        let base = self.base_logits(hidden.clone().narrow(1, 1, k));
-        let base: Vec<f32> = base.into_data().iter::<f32>().collect();
-        let width = base.len() / k;
-        let slot = |t: usize| hidden.clone().narrow(1, t, 1).reshape([1, h]);
-        let id =
-            |t: TokenId| Tensor::<B, 1, Int>::from_data(TensorData::new(vec![i64::from(t.0)], [1]), &device);
-        let mut head = self.model.markov_head.as_ref().map(|head| {
-            let state = head.start(1, &device);
-            let state = match head.kind() {
-                // The recurrent head first steps over the anchor's own slot.
-                MarkovKind::Rnn => head.step(state, id(start.anchor), slot(0)).1,
-                MarkovKind::Vanilla | MarkovKind::Gated => state,
-            };
-            (head, Some(state))
-        });
-        let mut tokens = Vec::with_capacity(k);
-        let mut previous = start.anchor;
-        for t in 1..=k {
-            let mut logits = base[(t - 1) * width..t * width].to_vec();
-            if let Some((head, state)) = &mut head
-                && let Some(before) = state.take()
-            {
-                let (bias, after) = head.step(before, id(previous), slot(t));
-                *state = Some(after);
-                for (l, b) in logits.iter_mut().zip(bias.into_data().iter::<f32>()) {
-                    *l += b;
-                }
-            }
-            previous = pick(t, &logits)?;
-            tokens.push(previous);
-        }
-        Ok(tokens)
-    }
-
-    fn footprint(&self) -> Footprint {
-        let size = |frozen: bool| {
-            let all = params::list(&self.model).into_iter();
-            all.filter(|p| HSpecModel::<B>::frozen(&p.name) == frozen)
-                .map(|p| p.shape.iter().product::<usize>())
-                .sum()
-        };
-        let seed = self.fusion.len() * self.config.transformer_layer_config.hidden_size;
-        Footprint {
-            params_trainable: size(false),
-            params_frozen: size(true),
-            kv_bytes_per_token: 0,
-            state_bytes: seed * size_of::<f32>(),
-        }
+/// A sub-layer's output for its normed input, between the two convolutions if it has them.
+pub(super) fn convolved<B: Backend>(
+    conv: Option<&BlockConv<B>>,
+    x: Tensor<B, 3>,
+    sub_layer: impl FnOnce(Tensor<B, 3>) -> Tensor<B, 3>,
+) -> Tensor<B, 3> {
+    match conv {
+        Some(conv) => conv.around(x, sub_layer),
+        None => sub_layer(x),
     }
 }

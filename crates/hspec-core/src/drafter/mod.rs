@@ -1,13 +1,33 @@
 //! Models that propose tokens.
 
+mod correction;
+pub mod dspark;
+pub mod eagle3;
+mod export;
+mod files;
+mod format;
 mod hspec;
+mod hspec_stated;
+mod inspect;
 mod io;
 mod model;
+mod odd;
+mod parameters;
+pub mod peagle;
+mod registry;
+mod session;
+mod stated;
 mod vocab;
+mod walk;
 
+pub use export::{Exported, export};
+pub use format::Format;
 pub use hspec::{Blocks, HSpec};
+pub use inspect::{Inspection, inspect};
 pub use io::pruned_head;
 pub use model::{Embedding, HSpecModel, SubLayer};
+pub use registry::load;
+pub use stated::{Bytes, Description};
 pub use vocab::DraftVocab;
 
 use crate::{Result, TokenId};
@@ -22,39 +42,50 @@ pub trait Drafter<B: Backend> {
     /// Most tokens it proposes at once, k.
     fn max_draft(&self) -> usize;
 
-    /// Hidden ids of the target that must be captured, ascending.
-    fn seed_layers(&self) -> &[usize];
+    /// Hidden ids of the target that it reads, ascending.
+    fn feature_layers(&self) -> &[usize];
 
     /// The target's token of each draft id, where the vocabulary is pruned.
     fn vocabulary(&self) -> Option<&[TokenId]>;
 
-    /// Proposes `k` tokens for the positions behind the anchor. For each slot, from 1, `pick` gets the
+    /// What it weighs and keeps.
+    fn footprint(&self) -> Footprint;
+
+    /// What it remembers of one request of at most `capacity` tokens.
+    fn session(&self, capacity: usize) -> Box<dyn Session<B> + '_>;
+}
+
+/// A drafter at work on one request.
+pub trait Session<B: Backend> {
+    /// Takes in tokens that the target has processed and that are final, in order, with the target's
+    /// hidden states at their positions in the order of [`Drafter::feature_layers`]: `[n, F * H]`.
+    /// Rejected drafts never come here.
+    fn observe(&mut self, tokens: &[TokenId], features: Tensor<B, 2>);
+
+    /// Proposes at most `k >= 1` tokens for the positions behind `anchor`, the token sampled last, which the
+    /// target has not processed: its position is `cache.len()`. For each slot, from 1, `pick` gets the
     /// slot and its logits over the draft vocabulary, given the tokens picked before, and returns its
     /// choice.
     ///
     /// # Errors
-    /// What `pick` returns.
+    /// What `pick` returns; a request of which nothing has been observed.
     fn draft(
-        &self,
-        start: &DraftStart<'_, B>,
+        &mut self,
+        anchor: TokenId,
+        cache: &KvCache<B>,
         k: usize,
         pick: &mut dyn FnMut(usize, &[f32]) -> Result<TokenId>,
-    ) -> Result<Vec<TokenId>>;
-
-    /// What it weighs and keeps.
-    fn footprint(&self) -> Footprint;
+    ) -> Result<Proposal>;
 }
 
-/// Where a draft starts.
-#[derive(Debug)]
-pub struct DraftStart<'a, B: Backend> {
-    /// The token sampled last, which the target has not processed.
-    pub anchor: TokenId,
-    /// The target's hidden states at the last processed position, in the order of
-    /// [`Drafter::seed_layers`]: `[1, F * H]`.
-    pub seed: Tensor<B, 2>,
-    /// The target's cache; its length is the anchor's position.
-    pub cache: &'a KvCache<B>,
+/// What a drafter proposes.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Proposal {
+    /// The tokens behind the anchor.
+    pub tokens: Vec<TokenId>,
+    /// Per token, the logit of the probability that the target accepts it, given that it accepted those
+    /// before; empty without a confidence head.
+    pub confidence: Vec<f32>,
 }
 
 /// Sizes of a drafter.

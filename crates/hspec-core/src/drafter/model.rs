@@ -6,12 +6,15 @@ use burn::{
     tensor::{Distribution, Int, Tensor, backend::Backend},
 };
 use hspec_attn::PrefixAttention;
-use hspec_heads::{ConfidenceHead, MarkovHead, MarkovKind};
+use hspec_heads::{
+    BlockConv, CandidateSelector, ConfidenceHead, DominoConfig, DominoHead, MarkovHead, MarkovKind,
+};
 use hspec_mamba::Mamba2Mixer;
 use hspec_nn::{Linear, RmsNorm, SwiGlu};
+use std::path::Path;
 
 /// Standard deviation of fresh weights.
-const STD: f64 = 0.02;
+pub(super) const STD: f64 = 0.02;
 
 /// A table of vectors.
 #[derive(Module, Debug)]
@@ -21,7 +24,7 @@ pub struct Embedding<B: Backend> {
 }
 
 impl<B: Backend> Embedding<B> {
-    fn random(rows: usize, width: usize, device: &B::Device) -> Self {
+    pub(super) fn random(rows: usize, width: usize, device: &B::Device) -> Self {
         let weight = Tensor::random([rows, width], Distribution::Normal(0.0, STD), device);
         Self { weight: Param::initialized(ParamId::new(), weight) }
     }
@@ -58,6 +61,7 @@ pub struct MambaLayer<B: Backend> {
 pub struct AttentionLayer<B: Backend> {
     pub input_layernorm: RmsNorm<B>,
     pub self_attn: PrefixAttention<B>,
+    pub attention_conv: Option<BlockConv<B>>,
 }
 
 /// A feed-forward sub-layer.
@@ -66,6 +70,7 @@ pub struct AttentionLayer<B: Backend> {
 pub struct MlpLayer<B: Backend> {
     pub mlp_norm: RmsNorm<B>,
     pub mlp: SwiGlu<B>,
+    pub mlp_conv: Option<BlockConv<B>>,
 }
 
 /// All parameters (H-Spec section 3).
@@ -89,19 +94,28 @@ pub struct HSpecModel<B: Backend> {
     pub layers: Vec<SubLayer<B>>,
     /// Restores the order inside a block, if configured.
     pub markov_head: Option<MarkovHead<B>>,
+    /// Does so in its place, if configured.
+    pub domino_head: Option<DominoHead<B>>,
+    /// Does so in its place, if configured.
+    pub candidate_selector: Option<CandidateSelector<B>>,
     /// Predicts acceptance, if configured.
     pub confidence_head: Option<ConfidenceHead<B>>,
 }
 
 impl<B: Backend> HSpecModel<B> {
-    /// Fresh weights: `N(0, 0.02)`, norms one, biases zero, `A_log = ln(1..heads)`. For a validated
-    /// configuration.
+    /// Fresh weights: `N(0, 0.02)`, norms one, biases zero, `A_log = ln(1..heads)`; convolutions of DFlash-2
+    /// are the identity, its selector keeps the logits. For a validated configuration.
     pub fn init(config: &HSpecConfig, device: &B::Device) -> Self {
         let layer = &config.transformer_layer_config;
         let (h, d, eps) = (layer.hidden_size, config.head_dim(), layer.rms_norm_eps);
         let mamba = config.mamba();
+        let extensions = config.extensions(Path::new("config.json")).unwrap_or_default();
         let norm = |n| RmsNorm::ones(n, eps, device);
         let linear = |input, output| Linear::random(input, output, false, STD, device);
+        let convolution = || {
+            let c = extensions.block_conv?;
+            Some(BlockConv::identity(h, c.conv_kernel_size, c.conv_group_size, device))
+        };
         let (q, kv) = (layer.num_attention_heads * d, layer.num_key_value_heads * d);
         let sub_layer = |kind: &SubLayerKind| match kind {
             SubLayerKind::Mamba => {
@@ -118,23 +132,41 @@ impl<B: Backend> HSpecModel<B> {
                     k_norm: config.use_qk_norm.then(|| norm(d)),
                     head_dim: d,
                 },
+                attention_conv: convolution(),
             }),
             SubLayerKind::Mlp => SubLayer::Mlp(MlpLayer {
                 mlp_norm: norm(h),
                 mlp: SwiGlu::random(h, layer.intermediate_size, STD, device),
+                mlp_conv: convolution(),
             }),
         };
         let seeded = !config.disable_mamba_init_state_injection;
         let fused = config.latent_fusion_layer_ids.len();
-        let mamba_layers = config.block_pattern.0.iter().filter(|k| **k == SubLayerKind::Mamba).count();
         let projections = match config.mamba_seed_mode {
-            SeedMode::PerLayer => mamba_layers,
+            SeedMode::PerLayer => config.mamba_layers(),
             SeedMode::Shared | SeedMode::Once => 1,
         };
         let state = config.mamba_num_heads * config.mamba_head_dim * config.mamba_d_state;
         let markov = (config.markov_rank > 0).then(|| {
             let kind: MarkovKind = config.markov_head_type.parse().unwrap_or(MarkovKind::Vanilla);
             MarkovHead::init(kind, layer.vocab_size, config.draft_vocab_size, config.markov_rank, h, device)
+        });
+        let domino = extensions.domino.map(|d| {
+            let config = DominoConfig {
+                draft_vocab: config.draft_vocab_size,
+                hidden: h,
+                embedding: h,
+                gru_hidden_dim: d.gru_hidden_dim,
+                emb_dim: d.emb_dim,
+                pure_draft_prefix_len: d.pure_draft_prefix_len,
+                // A slot predicts the token at its own position.
+                shift_label: false,
+            };
+            DominoHead::init(&config, device)
+        });
+        let selector = extensions.candidate_selector.map(|s| {
+            let (vocab, draft) = (layer.vocab_size, config.draft_vocab_size);
+            CandidateSelector::init(vocab, draft, s.selector_rank, h, s.selector_top_k, device)
         });
         let confidence = config.enable_confidence_head.then(|| {
             let features = if config.confidence_head_with_markov { config.markov_rank } else { 0 };
@@ -150,6 +182,8 @@ impl<B: Backend> HSpecModel<B> {
             seed_projs: (0..if seeded { projections } else { 0 }).map(|_| linear(h, state)).collect(),
             layers: config.block_pattern.0.iter().map(sub_layer).collect(),
             markov_head: markov,
+            domino_head: domino,
+            candidate_selector: selector,
             confidence_head: confidence,
         }
     }

@@ -5,7 +5,8 @@ mod load;
 
 use crate::{Error, Result, TokenId, config::TargetConfig};
 use burn::tensor::{Int, Tensor, TensorData, backend::Backend};
-use hspec_attn::{CausalMask, KvCache, Rope};
+pub use hspec_attn::KvCache;
+use hspec_attn::{CausalMask, Rope};
 use hspec_nn::{Linear, RmsNorm};
 use layer::{Layer, Step};
 

@@ -2,8 +2,10 @@
 //! small vocabularies, for several rounds of drafting and verifying; and by counts for the real
 //! random numbers. Verifiers with the mistakes that others made fail the same checks.
 
+mod block;
 mod mistakes;
 mod scene;
+mod stale;
 #[path = "../support/mod.rs"]
 mod support;
 
