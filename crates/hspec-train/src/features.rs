@@ -8,7 +8,7 @@ use hspec_core::{
     config::HSpecConfig,
     target::{Rows, Target, Want},
 };
-use std::{collections::HashMap, rc::Rc};
+use std::{collections::HashMap, sync::Arc};
 
 /// Everything a drafter reads of one document, and what it is judged by.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ pub struct FeatureStore<'a, B: Backend> {
     kv: Vec<usize>,
     /// For each attention sub-layer, its layer's place in `kv`.
     reads: Vec<usize>,
-    known: HashMap<usize, Rc<Features<B>>>,
+    known: HashMap<usize, Arc<Features<B>>>,
     bytes_left: usize,
 }
 
@@ -46,11 +46,11 @@ impl<'a, B: Backend> FeatureStore<'a, B> {
     ///
     /// # Errors
     /// Those of [`Target::forward`].
-    pub fn get(&mut self, number: usize, document: &Response) -> Result<Rc<Features<B>>> {
+    pub fn get(&mut self, number: usize, document: &Response) -> Result<Arc<Features<B>>> {
         if let Some(known) = self.known.get(&number) {
             return Ok(known.clone());
         }
-        let features = Rc::new(self.compute(document)?);
+        let features = Arc::new(self.compute(document)?);
         let tokens = document.prompt_ids.len() + document.response_ids.len();
         let width = features.fused.dims()[1]
             + features.last.dims()[1]
@@ -80,7 +80,7 @@ impl<'a, B: Backend> FeatureStore<'a, B> {
     /// # Errors
     /// Those of [`FeatureStore::get`].
     pub fn pack(&mut self, documents: &[(usize, &Response)]) -> Result<Packed<B>> {
-        let features: Vec<Rc<Features<B>>> =
+        let features: Vec<Arc<Features<B>>> =
             documents.iter().map(|&(number, document)| self.get(number, document)).collect::<Result<_>>()?;
         let (mut ids, mut loss_mask, mut positions) = (Vec::new(), Vec::new(), Vec::new());
         for (_, document) in documents {

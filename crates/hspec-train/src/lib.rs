@@ -5,8 +5,8 @@
 //!    fusion layers and the keys and values of the layers it borrows ([`features`]).
 //! 3. Documents are packed, anchors drawn among the supervised tokens, and all blocks run at once
 //!    through the code that also decodes ([`pack`]).
-//! 4. The corrected logits are held against the target's own ([`loss`]), and AdamW or Muon moves the
-//!    weights ([`optim`]).
+//! 4. The corrected logits are held against the target's own ([`loss`], [`objective`]), and AdamW or Muon
+//!    moves the weights ([`optim`]).
 //! 5. Every so often the drafter decodes held-out prompts; that tau, not a loss, picks the best
 //!    ([`trainer`]). A killed run continues from its last checkpoint ([`run_dir`]).
 //!
@@ -25,12 +25,19 @@
 //! ```
 
 pub mod features;
+mod feed;
+#[cfg(feature = "flex")]
+mod flex;
 pub mod loss;
+pub mod loss_deepspec;
+pub mod loss_eagle;
+pub mod objective;
 pub mod optim;
 pub mod pack;
 pub mod recipe;
 pub mod responses;
 pub mod run_dir;
+pub mod schedule;
 pub mod select;
 pub mod trainer;
 pub mod vocab;

@@ -85,11 +85,14 @@ pub fn elements<B: Backend>(
     let ce = log_p.clone().gather(1, label).neg().reshape([n, k]);
     let overlap = log_p.exp().min_pair(q).sum_dim(1).reshape([n, k]);
     let acceptance = overlap.clone().detach();
-    let confidence = confidence.map(|z| {
-        // BCE with logits, in the form that does not overflow: max(z, 0) - z c + log(1 + exp(-|z|)).
-        z.clone().clamp_min(0.0) - z.clone() * acceptance.clone() + z.abs().neg().exp().add_scalar(1.0).log()
-    });
+    let confidence = confidence.map(|z| confidence_bce(z, acceptance.clone()));
     Elements { ce, tv: overlap.neg().add_scalar(1.0), acceptance, confidence }
+}
+
+/// Binary cross-entropy of confidence logits against acceptance probabilities, `[n, K]` each, in the form
+/// that does not overflow: `max(z, 0) - z c + log(1 + exp(-|z|))`.
+pub(crate) fn confidence_bce<B: Backend>(z: Tensor<B, 2>, acceptance: Tensor<B, 2>) -> Tensor<B, 2> {
+    z.clone().clamp_min(0.0) - z.clone() * acceptance + z.abs().neg().exp().add_scalar(1.0).log()
 }
 
 /// The objective over elements under the mask `[n, K]` (1 = counted, slot 0 never is).
@@ -110,33 +113,41 @@ pub fn loss<B: Backend>(elements: Elements<B>, mask: Tensor<B, 2>, config: &Loss
 
 /// `w(t)` as a row: `[1, K]`.
 pub fn decay<B: Backend>(k: usize, gamma: f64, device: &B::Device) -> Tensor<B, 2> {
-    let w = (0..k).map(|t| if t == 0 { 0.0 } else { (-((t - 1) as f64) / gamma).exp() as f32 });
-    Tensor::from_data(TensorData::new(w.collect::<Vec<f32>>(), [1, k]), device)
+    Tensor::from_data(TensorData::new(decay_weights(k, gamma), [1, k]), device)
+}
+
+/// `w(t)` for the slots of a block.
+pub(crate) fn decay_weights(k: usize, gamma: f64) -> Vec<f32> {
+    (0..k).map(|t| if t == 0 { 0.0 } else { (-((t - 1) as f64) / gamma).exp() as f32 }).collect()
 }
 
 fn dpace<B: Backend>(ce: &Tensor<B, 2>, mask: &Tensor<B, 2>, alpha: f64) -> Tensor<B, 2> {
     let [n, k] = ce.dims();
     let values = |t: &Tensor<B, 2>| -> Vec<f32> { t.clone().into_data().iter::<f32>().collect() };
     let (ce, m) = (values(ce), values(mask));
-    let alpha = alpha as f32;
-    let mut weights = vec![0f32; n * k];
-    for b in 0..n {
-        let row = b * k..(b + 1) * k;
-        let (ce, m) = (&ce[row.clone()], &m[row.clone()]);
-        let mut product = 1.0;
-        let reach: Vec<f32> = (0..k)
-            .map(|t| {
-                product *= if m[t] > 0.0 { (1.0 - alpha) * (-ce[t]).exp() + alpha } else { 1.0 };
-                product * m[t]
-            })
-            .collect();
-        let mut later = 0.0;
-        for t in (0..k).rev() {
-            later += reach[t];
-            weights[b * k + t] = later * m[t];
-        }
-    }
+    let blocks = ce.chunks_exact(k).zip(m.chunks_exact(k));
+    let weights: Vec<f32> = blocks.flat_map(|(ce, m)| dpace_weights(ce, m, alpha)).collect();
     Tensor::from_data(TensorData::new(weights, [n, k]), &mask.device())
+}
+
+/// D-PACE weights of one block's slots, from their cross-entropies under their mask.
+pub(crate) fn dpace_weights(ce: &[f32], mask: &[f32], alpha: f64) -> Vec<f32> {
+    let alpha = alpha as f32;
+    let mut product = 1.0;
+    let mut weights: Vec<f32> = ce
+        .iter()
+        .zip(mask)
+        .map(|(ce, &m)| {
+            product *= if m > 0.0 { (1.0 - alpha) * (-ce).exp() + alpha } else { 1.0 };
+            product * m
+        })
+        .collect();
+    let mut later = 0.0;
+    for (weight, m) in weights.iter_mut().zip(mask).rev() {
+        later += *weight;
+        *weight = later * m;
+    }
+    weights
 }
 
 /// Agreement of the drafter's best token with the target's, per slot under the mask.

@@ -1,4 +1,4 @@
-//! Optimisers by parameter group, the global-norm clip, and the schedule.
+//! Optimisers by parameter group, and the global-norm clip.
 
 use crate::recipe::{Loop, OptimizerKind};
 use burn::{
@@ -12,16 +12,6 @@ use burn::{
 };
 use hspec_core::{Error, Result};
 use hspec_nn::params;
-
-/// Share of the peak learning rate at a 0-based step: linear warm-up, then a cosine to zero.
-pub fn schedule(step: usize, steps: usize, warmup: f64) -> f64 {
-    let warm = (warmup * steps as f64).ceil() as usize;
-    if step < warm {
-        return (step + 1) as f64 / warm as f64;
-    }
-    let progress = (step - warm) as f64 / (steps - warm).max(1) as f64;
-    0.5 * (1.0 + (std::f64::consts::PI * progress.min(1.0)).cos())
-}
 
 type Adam<B, M> = OptimizerAdaptor<AdamW, M, B>;
 type MuonOf<B, M> = OptimizerAdaptor<Muon<<B as AutodiffBackend>::InnerBackend>, M, B>;

@@ -1,6 +1,9 @@
 //! Documents packed into one row, anchors drawn from it, and the blocks that follow from them.
 
-use burn::tensor::{Int, Tensor, TensorData, backend::Backend};
+use burn::tensor::{
+    Int, Tensor, TensorData,
+    backend::{AutodiffBackend, Backend},
+};
 use hspec_attn::{Anchor, Prefix};
 use hspec_core::{
     TokenId,
@@ -55,17 +58,35 @@ impl Anchors {
 
 /// A forward pass over blocks and what the loss compares.
 #[derive(Debug)]
-pub struct Forward<B: Backend> {
+pub struct Forward<B: AutodiffBackend> {
     /// After the final norm, `[n, K, H]`.
     pub hidden: Tensor<B, 3>,
     /// Corrected logits, `[n, K, Vd]`.
     pub logits: Tensor<B, 3>,
     /// Confidence logits, `[n, K]`.
     pub confidence: Option<Tensor<B, 2>>,
-    /// The target's logits over the draft vocabulary for the same positions, `[n, K, Vd]`.
-    pub targets: Tensor<B, 3>,
+    /// The target's logits over the draft vocabulary, once per packed position that is needed:
+    /// `[U, Vd]`. Blocks overlap, so that U is far below `n * K`.
+    pub table: Tensor<B::InnerBackend, 2>,
+    /// The row of `table` for each slot, `n * K`.
+    pub rows: Vec<usize>,
     /// 1 where a slot counts, `[n, K]`.
     pub mask: Tensor<B, 2>,
+}
+
+impl<B: AutodiffBackend> Forward<B> {
+    /// The target's logits for each slot, `[n, K, Vd]`.
+    pub fn targets(&self) -> Tensor<B::InnerBackend, 3> {
+        let [n, k, width] = self.logits.dims();
+        self.table.clone().select(0, indices(&self.rows, &self.table.device())).reshape([n, k, width])
+    }
+}
+
+/// Row numbers as a tensor.
+fn indices<B: Backend>(rows: &[usize], device: &B::Device) -> Tensor<B, 1, Int> {
+    let rows: Vec<i64> = rows.iter().map(|&i| i as i64).collect();
+    let len = rows.len();
+    Tensor::from_data(TensorData::new(rows, [len]), device)
 }
 
 impl<B: Backend> Packed<B> {
@@ -78,29 +99,36 @@ impl<B: Backend> Packed<B> {
         anchors.index.iter().map(place).collect()
     }
 
+    fn mask(&self, anchors: &Anchors, k: usize) -> Tensor<B, 2> {
+        let mut mask = Vec::with_capacity(anchors.index.len() * k);
+        for (&a, &valid) in anchors.index.iter().zip(&anchors.valid) {
+            let counts = |t: usize| t > 0 && valid && a > 0 && self.loss_mask.get(a + t) == Some(&true);
+            mask.extend((0..k).map(|t| f32::from(u8::from(counts(t)))));
+        }
+        Tensor::from_data(TensorData::new(mask, [anchors.index.len(), k]), &self.fused.device())
+    }
+}
+
+impl<B: AutodiffBackend> Packed<B> {
     /// Runs the drafter at the anchors. `norm` and `head` are the target's final norm and the rows of
     /// its head that the draft vocabulary keeps.
     pub fn forward(
         &self,
         drafter: &HSpec<B>,
         anchors: &Anchors,
-        norm: &RmsNorm<B>,
-        head: &Linear<B>,
+        norm: &RmsNorm<B::InnerBackend>,
+        head: &Linear<B::InnerBackend>,
     ) -> Forward<B> {
         let device = self.fused.device();
         let k = drafter.config.block_size;
         let (n, total) = (anchors.index.len(), self.ids.len());
         let places = self.anchors(anchors);
         let tokens: Vec<TokenId> = anchors.index.iter().map(|&a| self.ids[a]).collect();
-        let rows = |indices: Vec<i64>| -> Tensor<B, 1, Int> {
-            let len = indices.len();
-            Tensor::from_data(TensorData::new(indices, [len]), &device)
-        };
-        let before = anchors.index.iter().map(|&a| a.saturating_sub(1) as i64).collect();
+        let before: Vec<usize> = anchors.index.iter().map(|&a| a.saturating_sub(1)).collect();
         let hidden = drafter.forward(&Blocks {
             anchors: &places,
             tokens: &tokens,
-            seeds: self.fused.clone().select(0, rows(before)),
+            seeds: self.fused.clone().select(0, indices(&before, &device)),
             prefixes: &self.prefixes,
             slots: k,
         });
@@ -123,22 +151,12 @@ impl<B: Backend> Packed<B> {
         let order = needed.clone();
         needed.sort_unstable();
         needed.dedup();
-        let last = self.last.clone().select(0, rows(needed.iter().map(|&i| i as i64).collect()));
-        let all = head.forward(norm.forward(last));
-        let place = |i: &usize| needed.binary_search(i).expect("collected above") as i64;
-        let width = all.dims()[1];
-        let targets = all.select(0, rows(order.iter().map(place).collect())).reshape([n, k, width]);
+        let last = self.last.clone().inner().select(0, indices(&needed, &device));
+        let table = head.forward(norm.forward(last));
+        let place = |i: &usize| needed.binary_search(i).expect("collected above");
+        let rows = order.iter().map(place).collect();
 
-        Forward { hidden, logits, confidence, targets, mask: self.mask(anchors, k) }
-    }
-
-    fn mask(&self, anchors: &Anchors, k: usize) -> Tensor<B, 2> {
-        let mut mask = Vec::with_capacity(anchors.index.len() * k);
-        for (&a, &valid) in anchors.index.iter().zip(&anchors.valid) {
-            let counts = |t: usize| t > 0 && valid && a > 0 && self.loss_mask.get(a + t) == Some(&true);
-            mask.extend((0..k).map(|t| f32::from(u8::from(counts(t)))));
-        }
-        Tensor::from_data(TensorData::new(mask, [anchors.index.len(), k]), &self.fused.device())
+        Forward { hidden, logits, confidence, table, rows, mask: self.mask(anchors, k) }
     }
 }
 

@@ -1,5 +1,6 @@
 //! What to train and how, as a TOML file.
 
+use crate::schedule::Schedule;
 use hspec_core::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -124,8 +125,7 @@ pub enum OptimizerKind {
     Muon,
 }
 
-/// The loop. Learning rates warm up linearly over `warmup` of the steps and fall to zero along a
-/// cosine.
+/// The loop. Learning rates warm up linearly over `warmup` of the steps and fall as `schedule` says.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Loop {
@@ -156,6 +156,9 @@ pub struct Loop {
     /// Share of the steps that warm up.
     #[serde(default = "default_warmup")]
     pub warmup: f64,
+    /// How the learning rates fall after that.
+    #[serde(default)]
+    pub schedule: Schedule,
     /// Largest global gradient norm.
     #[serde(default = "one")]
     pub clip: f64,

@@ -2,27 +2,26 @@
 
 use crate::{
     features::FeatureStore,
-    loss::{self, Agreement, LossConfig, Weighting},
-    optim::{Optimizers, schedule},
-    pack::{Anchors, Packed, shuffled},
+    feed::{Pack, feed},
+    loss::{LossConfig, Weighting},
+    objective::objective,
+    optim::Optimizers,
+    pack::{Anchors, Packed},
     recipe::Recipe,
     responses::Response,
     run_dir::{Progress, RunDir},
     vocab, warm,
 };
-use burn::{
-    module::AutodiffModule,
-    tensor::{Tensor, backend::AutodiffBackend},
-};
+use burn::{module::AutodiffModule, tensor::backend::AutodiffBackend};
 use hspec_core::{
     Error, Result, TokenId,
     decode::{Decoder, Request, SamplingParams},
     drafter::{Drafter, HSpec, HSpecModel, pruned_head},
     target::Target,
 };
-use hspec_nn::{Linear, RmsNorm, params};
+use hspec_nn::{Linear, params};
 use serde::Serialize;
-use std::{ops::ControlFlow, path::Path, time::Instant};
+use std::{ops::ControlFlow, path::Path, sync::mpsc, time::Instant};
 
 /// What a step measured; a line of `metrics.jsonl`.
 #[derive(Debug, Clone, Serialize)]
@@ -104,6 +103,15 @@ pub struct Trainer<'a, B: AutodiffBackend> {
     pub stop_tokens: &'a [TokenId],
 }
 
+/// Everything that a step changes.
+struct State<B: AutodiffBackend> {
+    /// What decodes; its weights follow the learner's when they are needed.
+    drafter: HSpec<B::InnerBackend>,
+    learner: HSpec<B>,
+    optimizers: Optimizers<B, HSpecModel<B>>,
+    progress: Progress,
+}
+
 impl<B: AutodiffBackend> Trainer<'_, B> {
     /// Trains on responses until the recipe's last step and returns the best drafter by simulated
     /// acceptance, which also lies in the folder.
@@ -127,7 +135,7 @@ impl<B: AutodiffBackend> Trainer<'_, B> {
                 Optimizers::new(&learner.model, recipe).load(RunDir::optimizers(path)?, device)?;
             Ok((drafter, learner, optimizers))
         })?;
-        let ((mut drafter, mut learner, mut optimizers), mut progress) = match resumed {
+        let ((drafter, learner, optimizers), progress) = match resumed {
             Some(found) => found,
             None => {
                 let drafter = self.fresh(training)?;
@@ -136,119 +144,124 @@ impl<B: AutodiffBackend> Trainer<'_, B> {
                 ((drafter, learner, optimizers), Progress { step: 0, epoch: 0, cursor: 0, best_tau: 0.0 })
             }
         };
-        dir.rewind_metrics(progress.step)?;
-        let vocab = drafter.vocab.clone();
-        let mut store = FeatureStore::new(self.target, &drafter.config, recipe.feature_cache_mib << 20);
-        let norm = RmsNorm::<B>::new(lift(self.target.norm().weight.val()), self.target.norm().eps);
-        let head = pruned_head(self.target, &vocab);
-        let head = Linear::<B>::new(lift(head.weight.val()), None);
+        let mut state = State { drafter, learner, optimizers, progress };
+        dir.rewind_metrics(state.progress.step)?;
+        let vocab = &state.drafter.vocab;
         report(Event::Start {
             documents: training.len(),
             supervised: training.iter().map(|r| r.response_ids.len()).sum(),
             coverage: vocab::coverage(training, vocab.targets()),
-            parameters: drafter.footprint().params_trainable,
-            resumed_at: progress.step,
+            parameters: state.drafter.footprint().params_trainable,
+            resumed_at: state.progress.step,
             steps: recipe.steps,
-            best_tau: progress.best_tau,
+            best_tau: state.progress.best_tau,
         });
-        if progress.step == 0 {
-            let simulation = self.simulate(&drafter, held_out, 0)?;
+        if state.progress.step == 0 {
+            let simulation = self.simulate(&state.drafter, held_out, 0)?;
             dir.log(&simulation)?;
             report(Event::Simulated(&simulation));
         }
-        while progress.step < recipe.steps {
+        let store = FeatureStore::new(self.target, &state.drafter.config, recipe.feature_cache_mib << 20);
+        let progress = state.progress.clone();
+        std::thread::scope(|scope| {
+            let (send, packs) = mpsc::sync_channel(1);
+            scope.spawn(move || feed(store, training, recipe, progress, &send));
+            self.learn(&mut state, held_out, dir, packs, report)
+        })?;
+        HSpec::load(&dir.best(), Some(self.target), device)
+    }
+
+    /// Steps until the recipe's last.
+    fn learn(
+        &self,
+        state: &mut State<B>,
+        held_out: &[Response],
+        dir: &RunDir,
+        packs: mpsc::Receiver<Result<Pack<B::InnerBackend>>>,
+        report: &mut dyn FnMut(Event<'_>),
+    ) -> Result<()> {
+        let recipe = &self.recipe.train;
+        let head = pruned_head(self.target, &state.drafter.vocab);
+        while state.progress.step < recipe.steps {
             let start = Instant::now();
-            let documents = next_documents(training, recipe.tokens_per_step, recipe.seed, &mut progress);
-            let packed = store.pack(&documents)?.constant::<B>();
-            let block = drafter.config.block_size;
+            let pack = packs.recv().expect("there is a pack or an error for every step")?;
+            let packed = pack.packed.constant::<B>();
             let anchors = Anchors::draw(
                 &packed.loss_mask,
-                block,
+                state.drafter.config.block_size,
                 recipe.anchors_per_step,
                 recipe.seed,
-                progress.step as u64,
+                state.progress.step as u64,
             );
-            let scale = schedule(progress.step, recipe.steps, recipe.warmup);
-            progress.step += 1;
+            let scale = recipe.schedule.scale(state.progress.step, recipe.steps, recipe.warmup);
+            let step = state.progress.step + 1;
+            state.progress = Progress { step, epoch: pack.epoch, cursor: pack.cursor, ..state.progress };
             if anchors.index.is_empty() {
-                tracing::warn!(
-                    "step {} has no supervised token to draft from and changes nothing",
-                    progress.step
-                );
+                tracing::warn!("step {step} has no supervised token to draft from and changes nothing");
             } else {
-                let mut metrics = self
-                    .step(&mut learner, &mut optimizers, &packed, &anchors, (&norm, &head), scale)
-                    .map_err(|e| {
-                        Error::Mismatch(format!("step {}: {e}; earlier checkpoints are whole", progress.step))
-                    })?;
-                metrics.step = progress.step;
+                let mut metrics = self.step(state, &packed, &anchors, &head, scale).map_err(|e| {
+                    Error::Mismatch(format!("step {step}: {e}; earlier checkpoints are whole"))
+                })?;
                 metrics.seconds = start.elapsed().as_secs_f64();
                 metrics.tokens_per_second = packed.ids.len() as f64 / metrics.seconds;
                 dir.log(&metrics)?;
                 report(Event::Step(&metrics));
             }
 
-            let last = progress.step == recipe.steps;
-            let measure = last || progress.step.is_multiple_of(recipe.evaluate_every);
-            let save = last || progress.step.is_multiple_of(recipe.checkpoint_every);
+            let last = step == recipe.steps;
+            let measure = last || step.is_multiple_of(recipe.evaluate_every);
+            let save = last || step.is_multiple_of(recipe.checkpoint_every);
             if measure || save {
-                drafter.model = learner.model.valid();
+                state.drafter.model = state.learner.model.valid();
             }
             if measure {
-                let simulation = self.simulate(&drafter, held_out, progress.step)?;
+                let simulation = self.simulate(&state.drafter, held_out, step)?;
                 dir.log(&simulation)?;
                 report(Event::Simulated(&simulation));
-                if simulation.tau >= progress.best_tau {
-                    progress.best_tau = simulation.tau;
-                    drafter.save(&dir.best(), hspec_core::checkpoint::StoreAs::Bf16, false)?;
+                if simulation.tau >= state.progress.best_tau {
+                    state.progress.best_tau = simulation.tau;
+                    state.drafter.save(&dir.best(), hspec_core::checkpoint::StoreAs::Bf16, false)?;
                 }
             }
             if save {
-                dir.save(&drafter, &optimizers, &progress)?;
+                dir.save(&state.drafter, &state.optimizers, &state.progress)?;
             }
         }
-        HSpec::load(&dir.best(), Some(self.target), device)
+        Ok(())
     }
 
     /// Forward, loss, backward and the optimisers' step.
     fn step(
         &self,
-        learner: &mut HSpec<B>,
-        optimizers: &mut Optimizers<B, HSpecModel<B>>,
+        state: &mut State<B>,
         packed: &Packed<B>,
         anchors: &Anchors,
-        (norm, head): (&RmsNorm<B>, &Linear<B>),
+        head: &Linear<B::InnerBackend>,
         scale: f64,
     ) -> Result<StepMetrics> {
-        let forward = packed.forward(learner, anchors, norm, head);
-        let inner = |t: &Tensor<B, 3>| t.clone().inner();
-        let (logits, targets) = (inner(&forward.logits), inner(&forward.targets));
-        let agreement = Agreement::count(logits, targets, &forward.mask.clone().inner());
-        let elements = loss::elements(forward.logits, forward.targets, forward.confidence);
-        let loss = loss::loss(elements, forward.mask, &self.objective());
-        let scalar =
-            |t: &Tensor<B, 1>| f64::from(t.clone().into_data().iter::<f32>().next().unwrap_or(f32::NAN));
-        let mut metrics = StepMetrics {
-            step: 0,
-            loss: scalar(&loss.total),
-            ce: scalar(&loss.ce),
-            tv: scalar(&loss.tv),
-            confidence: scalar(&loss.confidence),
-            accuracy: (1..learner.config.block_size).map(|t| agreement.accuracy(t)).collect(),
-            expected_length: agreement.expected_length(),
-            grad_norm: 0.0,
+        let forward = packed.forward(&state.learner, anchors, self.target.norm(), head);
+        let found = objective(forward, &self.objective());
+        if !found.total.is_finite() {
+            return Err(Error::Mismatch("the loss is not finite".into()));
+        }
+        let gradients = found.differentiable.backward();
+        let (model, grad_norm) = state.optimizers.step(scale, state.learner.model.clone(), gradients)?;
+        state.learner.model = model;
+        let slots = 1..state.learner.config.block_size;
+        Ok(StepMetrics {
+            step: state.progress.step,
+            loss: found.total,
+            ce: found.ce,
+            tv: found.tv,
+            confidence: found.confidence,
+            accuracy: slots.map(|t| found.agreement.accuracy(t)).collect(),
+            expected_length: found.agreement.expected_length(),
+            grad_norm,
             lr_scale: scale,
             anchors: anchors.index.len(),
             tokens_per_second: 0.0,
             seconds: 0.0,
-        };
-        if !metrics.loss.is_finite() {
-            return Err(Error::Mismatch("the loss is not finite".into()));
-        }
-        let (model, grad_norm) = optimizers.step(scale, learner.model.clone(), loss.total.backward())?;
-        learner.model = model;
-        metrics.grad_norm = grad_norm;
-        Ok(metrics)
+        })
     }
 
     fn objective(&self) -> LossConfig {
@@ -315,36 +328,5 @@ impl<B: AutodiffBackend> Trainer<'_, B> {
             emitted += generation.tokens.len().saturating_sub(1);
         }
         Ok(Simulation { step, tau: emitted as f64 / passes.max(1) as f64, passes })
-    }
-}
-
-/// A constant of the autodiff backend.
-fn lift<B: AutodiffBackend, const D: usize>(tensor: Tensor<B::InnerBackend, D>) -> Tensor<B, D> {
-    Tensor::from_inner(tensor)
-}
-
-/// The documents of the next step, in the epochs' order: as many as fit, at least one.
-fn next_documents<'r>(
-    training: &'r [Response],
-    tokens: usize,
-    seed: u64,
-    progress: &mut Progress,
-) -> Vec<(usize, &'r Response)> {
-    let mut order = shuffled(training.len(), seed, progress.epoch);
-    let (mut documents, mut total) = (Vec::new(), 0);
-    loop {
-        if progress.cursor == order.len() {
-            progress.epoch += 1;
-            progress.cursor = 0;
-            order = shuffled(training.len(), seed, progress.epoch);
-        }
-        let number = order[progress.cursor];
-        let document = &training[number];
-        total += document.prompt_ids.len() + document.response_ids.len();
-        if total > tokens && !documents.is_empty() {
-            return documents;
-        }
-        documents.push((number, document));
-        progress.cursor += 1;
     }
 }

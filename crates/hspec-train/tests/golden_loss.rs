@@ -7,7 +7,11 @@ use burn::{
     tensor::{Tensor, backend::AutodiffBackend},
 };
 use hspec_goldens::{FORWARD, GRADIENT, Golden, assert_close, assert_tensor};
-use hspec_train::loss::{Agreement, LossConfig, Weighting, elements, loss};
+use hspec_train::{
+    loss::{Agreement, LossConfig, Weighting, elements, loss},
+    objective::objective,
+    pack::Forward,
+};
 
 fn check<B: AutodiffBackend>() {
     let device = Default::default();
@@ -65,6 +69,36 @@ fn check<B: AutodiffBackend>() {
         let d = loss(e, mask.clone(), &dpace);
         assert_tensor(&at("dpace_weight"), d.weights, &golden.f32s(&at("dpace_weight")), FORWARD);
         assert_tensor(&at("dpace_total"), d.total, &golden.f32s(&at("dpace_total")), FORWARD);
+
+        // The form that training uses: every slot's target row in a table, gradients in closed form on flex.
+        for (config, total) in [(config, "total"), (dpace, "dpace_total")] {
+            let (x, z) = (logits.clone().detach().require_grad(), confidence.clone().detach().require_grad());
+            let forward = Forward {
+                hidden: Tensor::zeros([n, k, 1], &device),
+                logits: x.clone(),
+                confidence: Some(z.clone()),
+                table: targets.clone().inner().reshape([n * k, v]),
+                rows: (0..n * k).collect(),
+                mask: mask.clone(),
+            };
+            let found = objective(forward, &config);
+            assert_close(&at(total), &[found.total as f32], &golden.f32s(&at(total)), FORWARD);
+            let grads = found.differentiable.backward();
+            let (dx, dz) = (x.grad(&grads).unwrap(), z.grad(&grads).unwrap());
+            if total == "total" {
+                assert_tensor(&at(total), dx, &golden.f32s(&at("grad.draft_logits")), GRADIENT);
+                assert_tensor(&at(total), dz, &golden.f32s(&at("grad.confidence_logits")), GRADIENT);
+            } else {
+                let plain = loss(
+                    elements(logits.clone(), targets.clone(), Some(confidence.clone())),
+                    mask.clone(),
+                    &config,
+                );
+                let grads = plain.total.backward();
+                let expected = |t: Tensor<B::InnerBackend, 3>| t.into_data().to_vec::<f32>().unwrap();
+                assert_tensor(&at(total), dx, &expected(logits.grad(&grads).unwrap()), GRADIENT);
+            }
+        }
 
         let counted = Agreement::count(logits, targets, &mask);
         let ints = |v: &[u64]| v.iter().map(|&x| x as f32).collect::<Vec<_>>();
