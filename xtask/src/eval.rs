@@ -180,14 +180,15 @@ fn summary(report: &Report) -> String {
                 format!("{} of {}", task.same_text, task.prompts),
             ]);
         }
-        let [low, high] = drafter.speedup_ci;
+        let interval =
+            drafter.interval().map_or_else(String::new, |[low, high]| format!(" ({low:.2} to {high:.2})"));
         table.add_row([
             drafter.facts.path.clone(),
             "all".to_owned(),
             format!("{:.2}", drafter.mean_tau),
             String::new(),
             String::new(),
-            format!("{:.2} ({low:.2} to {high:.2})", drafter.speedup),
+            format!("{:.2}{interval}", drafter.speedup),
             String::new(),
         ]);
     }

@@ -6,8 +6,11 @@
 mod backend;
 mod demo;
 mod eval;
+mod export;
 mod fetch;
 mod generate;
+mod inspect;
+mod kv_table;
 mod model;
 mod output;
 mod progress;
@@ -41,6 +44,9 @@ enum Command {
     Eval(eval::Args),
     Test(test::Args),
     Train(train::Args),
+    Inspect(inspect::Args),
+    Export(export::Args),
+    KvTable(kv_table::Args),
 }
 
 fn main() -> ExitCode {
@@ -56,6 +62,9 @@ fn main() -> ExitCode {
         Command::Eval(args) => eval::run(args),
         Command::Test(args) => test::run(args),
         Command::Train(args) => train::run(args),
+        Command::Inspect(args) => inspect::run(args),
+        Command::Export(args) => export::run(args),
+        Command::KvTable(args) => kv_table::run(args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

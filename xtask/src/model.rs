@@ -6,7 +6,7 @@ use hspec_core::{
     TokenId,
     checkpoint::is_gguf,
     decode::SamplingParams,
-    drafter::{Drafter, HSpec},
+    drafter::{self, Drafter},
     target::Target,
     text::{ChatTemplate, Message, Tokenizer},
 };
@@ -113,8 +113,8 @@ impl<B: Backend> Model<B> {
 
     /// Loads a drafter for it.
     pub(crate) fn drafter(&self, dir: &Path) -> anyhow::Result<Box<dyn Drafter<B>>> {
-        let drafter = HSpec::load(dir, Some(&self.target), self.target.device());
-        Ok(Box::new(drafter.with_context(|| format!("drafter {}", dir.display()))?))
+        let drafter = drafter::load(dir, &self.target, self.target.device());
+        drafter.with_context(|| format!("drafter {}", dir.display()))
     }
 
     /// The tokens of a conversation up to where the model answers. Models without a chat template, and

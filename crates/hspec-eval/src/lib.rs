@@ -25,6 +25,7 @@
 
 pub mod bootstrap;
 mod error;
+pub mod kv;
 mod markdown;
 mod metrics;
 mod provenance;

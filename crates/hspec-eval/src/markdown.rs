@@ -22,7 +22,6 @@ pub(crate) fn render(report: &Report, command: &str, date: &str) -> String {
 
 fn render_drafter(drafter: &DrafterReport, k: usize, lines: &mut Vec<String>) {
     let facts = &drafter.facts;
-    let [low, high] = drafter.speedup_ci;
     lines.extend([
         String::new(),
         format!("## {} ({})", facts.path, facts.kind),
@@ -32,9 +31,14 @@ fn render_drafter(drafter: &DrafterReport, k: usize, lines: &mut Vec<String>) {
             facts.params_trainable, facts.params_frozen, facts.kv_bytes_per_token, facts.state_bytes
         ),
         format!(
-            "Mean tau {:.2} (bonus included); speed-up {:.2}, 95 % interval {low:.2} to {high:.2} \
-             (paired bootstrap over prompts).",
-            drafter.mean_tau, drafter.speedup
+            "Mean tau {:.2} (bonus included); speed-up {:.2}, {}.",
+            drafter.mean_tau,
+            drafter.speedup,
+            match drafter.interval() {
+                Some([low, high]) =>
+                    format!("95 % interval {low:.2} to {high:.2} (paired bootstrap over prompts)"),
+                None => "without an interval, which one prompt cannot give".to_owned(),
+            }
         ),
         String::new(),
     ]);
@@ -67,7 +71,11 @@ fn render_drafter(drafter: &DrafterReport, k: usize, lines: &mut Vec<String>) {
     rule(lines, k + 2);
     for task in &drafter.tasks {
         row(lines, [escaped(&task.task), "conditional".into()].into_iter().chain(conditional(task)));
-        let survival = task.survival.iter().map(|share| format!("{share:.3}"));
+        // A slot that was never proposed was reached by none of the rounds either.
+        let survival = task.survival.iter().zip(&task.proposed).map(|(share, proposed)| match proposed {
+            0 => "–".to_owned(),
+            _ => format!("{share:.3}"),
+        });
         row(lines, [escaped(&task.task), "survival".into()].into_iter().chain(survival));
     }
 }

@@ -99,6 +99,9 @@ pub struct TaskReport {
     pub tokens: u64,
     /// Mean accepted length, bonus included.
     pub tau: f64,
+    /// `[i]`: rounds that proposed slot i.
+    #[serde(default)]
+    pub proposed: Vec<u64>,
     /// `[i]`: rounds in which slots before i were all accepted and slot i was proposed.
     pub reached: Vec<u64>,
     /// `[i]`: those in which slot i was accepted too.
@@ -154,6 +157,14 @@ impl DrafterReport {
     }
 }
 
+impl DrafterReport {
+    /// The interval of `speedup`, where more than one prompt was measured: one alone says nothing of how
+    /// prompts differ.
+    pub fn interval(&self) -> Option<[f64; 2]> {
+        (self.tasks.iter().map(|task| task.prompts).sum::<usize>() > 1).then_some(self.speedup_ci)
+    }
+}
+
 impl TaskReport {
     fn new(task: &str, runs: &[PromptRun]) -> Result<Self> {
         let undefined = |why| Err(Error::Undefined { what: format!("task {task}"), why });
@@ -172,6 +183,7 @@ impl TaskReport {
             rounds: acceptance.rounds(),
             tokens: acceptance.tokens(),
             tau: acceptance.tau(),
+            proposed: acceptance.proposed().to_vec(),
             reached: acceptance.reached().to_vec(),
             accepted: acceptance.accepted().to_vec(),
             survival: acceptance.survival(),

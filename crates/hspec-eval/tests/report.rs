@@ -77,6 +77,7 @@ fn sampled_texts_of_other_lengths_compare_time_per_token() {
     let drafter = DrafterReport::new(facts(), &[("t".to_owned(), vec![longer])], 0).expect("timed");
     approx::assert_relative_eq!(drafter.speedup, 0.5, max_relative = 1e-12);
     approx::assert_relative_eq!(drafter.speedup_ci[0], 0.5, max_relative = 1e-12);
+    assert_eq!(drafter.interval(), None, "one prompt says nothing of how prompts differ");
 }
 
 #[test]
@@ -115,6 +116,7 @@ fn json_has_the_documented_layout_in_its_order() {
             "rounds",
             "tokens",
             "tau",
+            "proposed",
             "reached",
             "accepted",
             "survival",

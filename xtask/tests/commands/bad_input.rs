@@ -49,6 +49,11 @@ fn all_refused(args: &[&str], cases: &[Case<'_>]) {
     }
 }
 
+/// One of the two maps of a pruned vocabulary would do.
+fn without_maps(scene: &Scene) {
+    scene.tensors("drafter", |tensors| tensors.retain(|name, _| name != "d2t" && name != "t2d"));
+}
+
 fn odd() -> TensorData {
     TensorData::new(vec![0f32; 6], [2, 3])
 }
@@ -108,10 +113,10 @@ fn drafters() {
             &|s| s.tensors("drafter", |t| drop(t.insert("fc.weight".into(), odd()))),
             &["fc.weight has shape [2, 3], expected [64, 128]"],
         ),
-        (&|s| s.tensors("drafter", |t| drop(t.remove("d2t"))), &["drafter: d2t: found no such tensor"]),
+        (&without_maps, &["drafter: d2t: found no such tensor"]),
         (
-            &set("speculators_model_type", "eagle3"),
-            &["drafter/config.json: speculators_model_type", "eagle3"],
+            &set("speculators_model_type", "medusa"),
+            &["drafter/config.json: speculators_model_type", "medusa"],
         ),
         (&set("markov_head_type", "gru"), &["drafter/config.json: markov_head_type", "gru"]),
         (&set("block_pattern", "mamba conv mlp"), &["drafter/config.json", "block_pattern", "conv"]),
@@ -119,6 +124,66 @@ fn drafters() {
     ];
     all_refused(DRAFTED, cases);
     all_refused(EVAL, &cases[..2]);
+}
+
+#[test]
+fn drafters_to_inspect() {
+    let cases: &[Case<'_>] = &[
+        (&|s| std::fs::remove_dir_all(s.path("drafter")).unwrap(), &["drafter/config.json", "No such file"]),
+        (&|s| s.cut("drafter/model.safetensors"), &["drafter/model.safetensors: header: found"]),
+        (&|s| s.cut("drafter/config.json"), &["drafter/config.json: line"]),
+        (&|s| s.remove("drafter/model.safetensors"), &["drafter: weights: found neither"]),
+        (
+            &|s| s.tensors("drafter", |t| drop(t.remove("fc.weight"))),
+            &["drafter: tensors: found tensor fc.weight is missing", "[64, 128]"],
+        ),
+        (&without_maps, &["drafter: d2t: found no such tensor"]),
+    ];
+    for args in [&["inspect", "drafter"][..], &["inspect", "drafter", "--json"], EXPORT] {
+        all_refused(args, cases);
+    }
+    let scene = Scene::new();
+    let parts = [
+        "target/config.json: architectures: found \"LlamaForCausalLM\", expected one of mamba_attn_hybrid, ",
+    ];
+    refused(&scene, &["inspect", "target"], FAILED, &parts);
+    refused(&scene, &["inspect"], USAGE, &["<DIR>"]);
+}
+
+const EXPORT: &[&str] = &["export", "--drafter", "drafter", "--format", "speculators", "--out", "out"];
+
+#[test]
+fn layouts_that_cannot_hold_a_drafter() {
+    let scene = Scene::new();
+    let golden = |name: &str| hspec_goldens::root().join("dspark").join(name).display().to_string();
+    let (gated, eagle) = (golden("ckpt_gated"), golden("ckpt_eagle3"));
+    for (drafter, format, reason) in [
+        (
+            "drafter",
+            "zlab",
+            "zlab cannot hold this hspec drafter: H-Spec is published in the layout of speculators",
+        ),
+        (
+            "drafter",
+            "deepspec",
+            "deepspec cannot hold this hspec drafter: H-Spec is published in the layout of",
+        ),
+        (&gated, "zlab", "zlab cannot hold this dspark drafter: it has no Markov head"),
+        (&eagle, "zlab", "zlab cannot hold this eagle3 drafter: it has no EAGLE drafters"),
+    ] {
+        let args = ["export", "--drafter", drafter, "--format", format, "--out", "out"];
+        refused(&scene, &args, FAILED, &[reason]);
+    }
+    let args = [EXPORT, &["--target", "other"]].concat();
+    refused(&scene, &args, FAILED, &["the drafter was made for another target"]);
+    let args = ["export", "--drafter", "drafter", "--format", "gguf", "--out", "out"];
+    refused(&scene, &args, USAGE, &["--format", "found gguf, expected speculators, deepspec, zlab"]);
+
+    scene.write("file", "");
+    let args: Vec<&str> = EXPORT.iter().map(|&a| if a == "out" { "target" } else { a }).collect();
+    refused(&scene, &args, FAILED, &["target: folder: found files in it, expected an empty folder"]);
+    let args: Vec<&str> = EXPORT.iter().map(|&a| if a == "out" { "file/out" } else { a }).collect();
+    refused(&scene, &args, FAILED, &["file", "Not a directory"]);
 }
 
 #[test]

@@ -5,13 +5,14 @@
 mod lossless;
 mod support;
 
+use burn::tensor::Tensor;
 use hspec_core::{
     Result, TokenId,
     checkpoint::{Weights, read_json},
     config::TargetConfig,
     decode::{Decoder, Generation, Request, SamplingParams},
-    drafter::{DraftStart, Drafter, Footprint},
-    target::Target,
+    drafter::{Drafter, Footprint, Proposal, Session},
+    target::{KvCache, Target},
 };
 use hspec_eval::{DrafterFacts, Evaluation, PromptRun, Task, TaskPrompt};
 use std::{cell::RefCell, ops::ControlFlow, path::Path, rc::Rc};
@@ -86,7 +87,7 @@ impl Drafter<B> for Oracle {
         7
     }
 
-    fn seed_layers(&self) -> &[usize] {
+    fn feature_layers(&self) -> &[usize] {
         &[1]
     }
 
@@ -94,24 +95,37 @@ impl Drafter<B> for Oracle {
         None
     }
 
-    fn draft(
-        &self,
-        start: &DraftStart<'_, B>,
-        k: usize,
-        pick: &mut dyn FnMut(usize, &[f32]) -> Result<TokenId>,
-    ) -> Result<Vec<TokenId>> {
-        self.log.borrow_mut().push("draft");
-        let token = |slot: usize| {
-            let known = self.text.get(start.cache.len() + slot).map_or(0, |t| t.index());
-            if slot <= self.right { known } else { (known + 1) % 512 }
-        };
-        (1..=k)
-            .map(|slot| pick(slot, &(0..512).map(|t| f32::from(t == token(slot))).collect::<Vec<_>>()))
-            .collect()
-    }
-
     fn footprint(&self) -> Footprint {
         Footprint { params_trainable: 1, params_frozen: 2, kv_bytes_per_token: 3, state_bytes: 4 }
+    }
+
+    fn session(&self, _capacity: usize) -> Box<dyn Session<B> + '_> {
+        Box::new(OracleSession(self))
+    }
+}
+
+struct OracleSession<'a>(&'a Oracle);
+
+impl Session<B> for OracleSession<'_> {
+    fn observe(&mut self, _tokens: &[TokenId], _features: Tensor<B, 2>) {}
+
+    fn draft(
+        &mut self,
+        _anchor: TokenId,
+        cache: &KvCache<B>,
+        k: usize,
+        pick: &mut dyn FnMut(usize, &[f32]) -> Result<TokenId>,
+    ) -> Result<Proposal> {
+        let Oracle { text, right, log } = self.0;
+        log.borrow_mut().push("draft");
+        let token = |slot: usize| {
+            let known = text.get(cache.len() + slot).map_or(0, |t| t.index());
+            if slot <= *right { known } else { (known + 1) % 512 }
+        };
+        let tokens = (1..=k)
+            .map(|slot| pick(slot, &(0..512).map(|t| f32::from(t == token(slot))).collect::<Vec<_>>()))
+            .collect::<Result<_>>()?;
+        Ok(Proposal { tokens, confidence: Vec::new() })
     }
 }
 

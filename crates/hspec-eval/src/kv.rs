@@ -1,0 +1,179 @@
+//! How much KV cache a drafter adds to its target's, per token of context (H-Spec, section 2).
+//!
+//! A DFlash or DSpark drafter keeps keys and values of its own for every token:
+//!
+//! ```text
+//! bytes per token = 2 * layers * kv_heads * head_dim * bytes per value
+//! inflation       = (target + drafter) / target
+//! ```
+//!
+//! An H-Spec drafter reads the target's cache in place and adds nothing: inflation 1.
+
+use hspec_core::{Error, Result};
+use serde::Serialize;
+use serde_json::Value;
+use std::path::Path;
+
+/// Layers of a DFlash drafter, where nothing else is known.
+const DRAFT_LAYERS: usize = 5;
+
+/// What of a model's shape its KV cache depends on. Layers that keep no keys, such as linear attention,
+/// do not count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KvShape {
+    /// Layers with attention over all of the context.
+    pub layers: usize,
+    /// Key-value heads of such a layer.
+    pub kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+}
+
+impl KvShape {
+    /// Bytes per token at `width` bytes per value.
+    pub fn bytes_per_token(&self, width: usize) -> usize {
+        2 * self.layers * self.kv_heads * self.head_dim * width
+    }
+
+    /// Reads a model's `config.json`; of a multimodal one, its `text_config`. In hybrid models the layers
+    /// that attend are those that `layer_types` does not call linear, or every `full_attention_interval`th.
+    ///
+    /// # Errors
+    /// A field that is missing or no positive number.
+    pub fn from_config(config: &Value, file: &Path) -> Result<Self> {
+        let config = config.get("text_config").unwrap_or(config);
+        let optional = |field: &str| match config.get(field) {
+            None | Some(Value::Null) => Ok(None),
+            Some(value) => match value.as_u64() {
+                Some(n @ 1..=0x0100_0000) => Ok(Some(n as usize)),
+                _ => Err(Error::invalid(file, field, value.to_string(), "a positive number")),
+            },
+        };
+        let number = |field: &str| {
+            optional(field)?.ok_or_else(|| Error::invalid(file, field, "nothing", "a positive number"))
+        };
+        let heads = number("num_attention_heads")?;
+        let layers = number("num_hidden_layers")?;
+        let attending =
+            match (config.get("layer_types").and_then(Value::as_array), optional("full_attention_interval")?)
+            {
+                (Some(kinds), _) => kinds
+                    .iter()
+                    .filter(|k| {
+                        k.as_str().is_some_and(|k| k.ends_with("attention") && !k.starts_with("linear"))
+                    })
+                    .count(),
+                (None, Some(every)) => layers / every,
+                (None, None) => layers,
+            };
+        let head_dim = match optional("head_dim")? {
+            Some(width) => width,
+            None => number("hidden_size")? / heads,
+        };
+        Ok(Self { layers: attending, kv_heads: optional("num_key_value_heads")?.unwrap_or(heads), head_dim })
+    }
+
+    /// The cache of a DFlash drafter for this target: five layers with the target's heads, as the
+    /// published ones for Qwen3 and Llama have.
+    pub const fn dflash(self) -> Self {
+        Self { layers: DRAFT_LAYERS, ..self }
+    }
+}
+
+/// One line of the table.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct KvRow {
+    /// The target.
+    pub target: String,
+    /// Bytes per token of its own cache.
+    pub target_bytes_per_token: usize,
+    /// The drafter.
+    pub drafter: String,
+    /// Bytes per token that the drafter keeps beside it.
+    pub drafter_bytes_per_token: usize,
+    /// Both over the target's.
+    pub inflation: f64,
+}
+
+impl KvRow {
+    /// The line of a drafter that keeps `drafter_bytes` per token.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] for a target without any cache, whose ratio is undefined.
+    pub fn new(
+        target: &str,
+        shape: KvShape,
+        drafter: &str,
+        drafter_bytes: usize,
+        width: usize,
+    ) -> Result<Self> {
+        let bytes = shape.bytes_per_token(width);
+        if bytes == 0 {
+            return Err(Error::Mismatch(format!("{target}: no layer keeps keys and values")));
+        }
+        Ok(Self {
+            target: target.to_owned(),
+            target_bytes_per_token: bytes,
+            drafter: drafter.to_owned(),
+            drafter_bytes_per_token: drafter_bytes,
+            inflation: (bytes + drafter_bytes) as f64 / bytes as f64,
+        })
+    }
+}
+
+/// Targets of the paper's Table 1 with the published DFlash drafters' caches. The drafters for Qwen3.5 have
+/// heads of their own, 8 of 128; their six layers follow from the paper's 24 KiB per token.
+pub fn paper_targets() -> [(&'static str, KvShape, KvShape); 5] {
+    let shape = |layers, kv_heads, head_dim| KvShape { layers, kv_heads, head_dim };
+    [
+        ("Qwen3-4B", shape(36, 8, 128), shape(5, 8, 128)),
+        ("Qwen3-8B", shape(36, 8, 128), shape(5, 8, 128)),
+        ("Llama-3.1-8B", shape(32, 8, 128), shape(5, 8, 128)),
+        ("Qwen3.5-27B", shape(16, 4, 256), shape(6, 8, 128)),
+        ("Qwen3.5-397B-A17B", shape(15, 2, 256), shape(6, 8, 128)),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn the_papers_inflations_follow_from_the_shapes() {
+        let expected = [1.139, 1.139, 1.156, 1.375, 1.800];
+        for ((target, shape, dflash), expected) in paper_targets().into_iter().zip(expected) {
+            let row = KvRow::new(target, shape, "dflash", dflash.bytes_per_token(2), 2).unwrap();
+            assert_eq!((row.inflation * 1000.0).round() / 1000.0, expected, "{target}");
+            assert_eq!(KvRow::new(target, shape, "hspec", 0, 2).unwrap().inflation, 1.0);
+        }
+        assert_eq!(paper_targets()[0].2.bytes_per_token(2), 20 << 10);
+        assert_eq!(paper_targets()[4].2.bytes_per_token(2), 24 << 10);
+    }
+
+    #[test]
+    fn linear_attention_layers_keep_no_keys() {
+        let read = |value: &Value| KvShape::from_config(value, Path::new("config.json"));
+        let mut kinds = vec!["linear_attention"; 48];
+        kinds.extend(["full_attention"; 16]);
+        let mut config = json!({"text_config": {"num_hidden_layers": 64, "num_attention_heads": 24,
+            "num_key_value_heads": 4, "head_dim": 256, "hidden_size": 5120, "layer_types": kinds}});
+        let shape = KvShape { layers: 16, kv_heads: 4, head_dim: 256 };
+        assert_eq!(read(&config).unwrap(), shape);
+        let text = config["text_config"].as_object_mut().unwrap();
+        text.remove("layer_types");
+        text.insert("full_attention_interval".into(), json!(4));
+        assert_eq!(read(&config).unwrap(), shape);
+        config["text_config"]["num_attention_heads"] = json!("24");
+        let message = read(&config).unwrap_err().to_string();
+        assert_eq!(message, "config.json: num_attention_heads: found \"24\", expected a positive number");
+    }
+
+    #[test]
+    fn absent_heads_and_widths_take_their_defaults() {
+        let config = json!({"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32});
+        let shape = KvShape::from_config(&config, Path::new("config.json")).unwrap();
+        assert_eq!(shape, KvShape { layers: 2, kv_heads: 4, head_dim: 8 });
+        assert_eq!(shape.dflash().bytes_per_token(4), 2 * 5 * 4 * 8 * 4);
+    }
+}
