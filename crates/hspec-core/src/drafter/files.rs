@@ -1,6 +1,6 @@
 //! What all kinds of drafter share when their files are read and written.
 
-use super::{DraftVocab, pruned_head};
+use super::DraftVocab;
 use crate::{
     Error, Result, TokenId,
     checkpoint::{StoreAs, Weights, write_atomic, write_safetensors},
@@ -8,9 +8,9 @@ use crate::{
 };
 use burn::{
     module::Module,
-    tensor::{TensorData, backend::Backend},
+    tensor::{Tensor, TensorData, backend::Backend},
 };
-use hspec_nn::params;
+use hspec_nn::{Linear, params};
 use serde_json::Value;
 use std::{collections::BTreeMap, path::Path};
 
@@ -89,6 +89,13 @@ pub(super) fn fill<B: Backend, M: Module<B>>(
             model.map_err(|e| Error::invalid(weights.path(), "tensors", e.to_string(), "the configuration's"))
         }
     }
+}
+
+/// The rows of the target's head that a pruned vocabulary keeps, `[Vd, H]`.
+pub fn pruned_head<B: Backend>(target: &Target<B>, vocab: &DraftVocab) -> Linear<B> {
+    let ids: Vec<i64> = vocab.targets().iter().map(|TokenId(id)| i64::from(*id)).collect();
+    let ids = Tensor::from_data(TensorData::new(ids, [vocab.len()]), target.device());
+    Linear::new(target.head().weight.val().select(0, ids), None)
 }
 
 /// The target's tensor that stands for a frozen one.

@@ -4,7 +4,7 @@ use super::{
     Drafter, HSpec,
     dspark::{self, DSpark},
     eagle3::{self, Eagle3},
-    hspec_stated,
+    hspec,
     peagle::{self, PEagle},
     stated::Stated,
 };
@@ -58,7 +58,7 @@ type Reader = fn(&Value, &Path, Option<usize>) -> Result<Box<dyn Stated>>;
 /// The words that tell a kind, and what loads it: one line per kind.
 fn loaders<B: Backend>() -> [(Words, Loader<B>); 4] {
     [
-        (hspec_stated::WORDS, |source| Ok(Box::new(HSpec::open(source)?))),
+        (hspec::stated::WORDS, |source| Ok(Box::new(HSpec::open(source)?))),
         (dspark::WORDS, |source| Ok(Box::new(DSpark::open(source)?))),
         (eagle3::WORDS, |source| Ok(Box::new(Eagle3::open(source)?))),
         (peagle::WORDS, |source| Ok(Box::new(PEagle::open(source)?))),
@@ -67,7 +67,7 @@ fn loaders<B: Backend>() -> [(Words, Loader<B>); 4] {
 
 /// The same words, and what reads the configuration alone.
 const READERS: [(Words, Reader); 4] = [
-    (hspec_stated::WORDS, hspec_stated::state),
+    (hspec::stated::WORDS, hspec::stated::state),
     (dspark::WORDS, dspark::state),
     (eagle3::WORDS, eagle3::state),
     (peagle::WORDS, eagle3::state),

@@ -1,7 +1,10 @@
 //! The parameters of a DFlash or DSpark drafter; field paths are the files' tensor names.
 
 use super::{DSparkShape, Layout};
-use crate::drafter::{Embedding, hspec::convolved, model::STD};
+use crate::drafter::{
+    embedding::{Embedding, STD},
+    hspec::convolved,
+};
 use burn::{
     module::Module,
     tensor::{Tensor, backend::Backend},

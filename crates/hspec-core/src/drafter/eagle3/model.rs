@@ -1,7 +1,7 @@
 //! The parameters of EAGLE-3 and P-EAGLE; field paths are the file's tensor names.
 
 use super::Eagle3Shape;
-use crate::drafter::model::{Embedding, STD};
+use crate::drafter::embedding::{Embedding, STD};
 use burn::{
     module::{Module, Param, ParamId},
     tensor::{Distribution, Tensor, backend::Backend},

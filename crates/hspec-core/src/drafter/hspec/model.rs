@@ -1,10 +1,10 @@
 //! The parameters of an H-Spec drafter; field paths are the file's tensor names.
 
-use crate::config::{HSpecConfig, SeedMode, SubLayerKind};
-use burn::{
-    module::{Module, Param, ParamId},
-    tensor::{Distribution, Int, Tensor, backend::Backend},
+use crate::{
+    config::{HSpecConfig, SeedMode, SubLayerKind},
+    drafter::embedding::{Embedding, STD},
 };
+use burn::{module::Module, tensor::backend::Backend};
 use hspec_attn::PrefixAttention;
 use hspec_heads::{
     BlockConv, CandidateSelector, ConfidenceHead, DominoConfig, DominoHead, MarkovHead, MarkovKind,
@@ -12,28 +12,6 @@ use hspec_heads::{
 use hspec_mamba::Mamba2Mixer;
 use hspec_nn::{Linear, RmsNorm, SwiGlu};
 use std::path::Path;
-
-/// Standard deviation of fresh weights.
-pub(super) const STD: f64 = 0.02;
-
-/// A table of vectors.
-#[derive(Module, Debug)]
-pub struct Embedding<B: Backend> {
-    /// `[rows, width]`.
-    pub weight: Param<Tensor<B, 2>>,
-}
-
-impl<B: Backend> Embedding<B> {
-    pub(super) fn random(rows: usize, width: usize, device: &B::Device) -> Self {
-        let weight = Tensor::random([rows, width], Distribution::Normal(0.0, STD), device);
-        Self { weight: Param::initialized(ParamId::new(), weight) }
-    }
-
-    /// `ids: [n] -> [n, width]`.
-    pub fn forward(&self, ids: Tensor<B, 1, Int>) -> Tensor<B, 2> {
-        self.weight.val().select(0, ids)
-    }
-}
 
 /// One pre-norm residual sub-layer.
 #[derive(Module, Debug)]

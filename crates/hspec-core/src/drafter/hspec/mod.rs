@@ -1,6 +1,13 @@
 //! The H-Spec drafter: one forward pass for all slots of a block (H-Spec section 3).
 
-use super::{DraftVocab, HSpecModel, SubLayer};
+mod io;
+mod model;
+mod session;
+pub(super) mod stated;
+
+pub use model::{HSpecModel, SubLayer};
+
+use super::DraftVocab;
 use crate::{
     Result, TokenId,
     config::{HSpecConfig, SeedMode},
@@ -21,7 +28,7 @@ pub struct HSpec<B: Backend> {
     pub vocab: DraftVocab,
     /// Which window rule attention follows; the training rule unless changed.
     pub window_rule: WindowRule,
-    pub(super) fusion: Vec<usize>,
+    fusion: Vec<usize>,
     ropes: Vec<Rope>,
     /// Per attention sub-layer, the target's heads that it reads, if not all.
     heads: Option<Vec<Vec<usize>>>,

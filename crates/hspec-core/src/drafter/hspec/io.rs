@@ -1,14 +1,15 @@
 //! Reading and writing H-Spec drafters in the speculators layout.
 
-use super::{DraftVocab, HSpec, HSpecModel, files, registry::Source};
+use super::{HSpec, HSpecModel};
 use crate::{
-    Error, Result, TokenId,
+    Error, Result,
     checkpoint::{StoreAs, Weights},
     config::HSpecConfig,
+    drafter::{files, registry::Source},
     target::Target,
 };
-use burn::tensor::{Tensor, TensorData, backend::Backend};
-use hspec_nn::{Linear, params};
+use burn::tensor::{TensorData, backend::Backend};
+use hspec_nn::params;
 use std::{collections::BTreeMap, path::Path};
 
 impl<B: Backend> HSpec<B> {
@@ -20,7 +21,7 @@ impl<B: Backend> HSpec<B> {
         Self::open(Source::read(dir, target, device)?)
     }
 
-    pub(super) fn open(source: Source<'_, B>) -> Result<Self> {
+    pub(in crate::drafter) fn open(source: Source<'_, B>) -> Result<Self> {
         let config: HSpecConfig = source.parse()?;
         config.validate(&source.file)?;
         if let Some(target) = source.target {
@@ -63,11 +64,4 @@ impl<B: Backend> HSpec<B> {
         })?;
         files::write(dir, config, tensors, &self.vocab, vocab_size, store)
     }
-}
-
-/// The rows of the target's head that a pruned vocabulary keeps, `[Vd, H]`.
-pub fn pruned_head<B: Backend>(target: &Target<B>, vocab: &DraftVocab) -> Linear<B> {
-    let ids: Vec<i64> = vocab.targets().iter().map(|TokenId(id)| i64::from(*id)).collect();
-    let ids = Tensor::from_data(TensorData::new(ids, [vocab.len()]), target.device());
-    Linear::new(target.head().weight.val().select(0, ids), None)
 }

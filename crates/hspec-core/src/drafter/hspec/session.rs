@@ -1,10 +1,13 @@
 //! H-Spec at work on a request: all it remembers is the target's hidden states at one position.
 
-use super::{
-    Blocks, Drafter, Footprint, HSpec, HSpecModel, Proposal, Session,
-    walk::{Slots, ids, walk},
+use super::{Blocks, HSpec, HSpecModel};
+use crate::{
+    Error, Result, TokenId,
+    drafter::{
+        Drafter, Footprint, Proposal, Session,
+        walk::{Slots, ids, walk},
+    },
 };
-use crate::{Error, Result, TokenId};
 use burn::tensor::{Tensor, TensorData, backend::Backend};
 use hspec_attn::{Anchor, KvCache, Prefix};
 use hspec_nn::params;

@@ -1,23 +1,23 @@
 //! What an H-Spec configuration states. Its only layout is that of speculators.
 
-use super::{
-    Format, odd,
-    parameters::{Attention, Parameters},
-    registry::parse,
-    stated::{Bytes, Description, Stated, TargetFacts},
-};
 use crate::{
     Result, TokenId,
     config::{HSpecConfig, HSpecExtensions, SeedMode, SubLayerKind, TargetConfig},
+    drafter::{
+        Format, odd,
+        parameters::{Attention, Parameters},
+        registry::parse,
+        stated::{Bytes, Description, Stated, TargetFacts},
+    },
 };
 use serde_json::{Map, Value, json};
 use std::path::Path;
 
 /// The value of `speculators_model_type`.
-pub(super) const WORDS: &[&str] = &["mamba_attn_hybrid"];
+pub(in crate::drafter) const WORDS: &[&str] = &["mamba_attn_hybrid"];
 
 /// Reads a configuration.
-pub(super) fn state(value: &Value, file: &Path, _: Option<usize>) -> Result<Box<dyn Stated>> {
+pub(in crate::drafter) fn state(value: &Value, file: &Path, _: Option<usize>) -> Result<Box<dyn Stated>> {
     let config: HSpecConfig = parse(value, file)?;
     config.validate(file)?;
     Ok(Box::new(config))
