@@ -36,39 +36,46 @@ impl KvShape {
     }
 
     /// Reads a model's `config.json`; of a multimodal one, its `text_config`. In hybrid models the layers
-    /// that attend are those that `layer_types` does not call linear, or every `full_attention_interval`th.
+    /// that attend are those that `layer_types` calls `full_attention`, or every
+    /// `full_attention_interval`th.
     ///
     /// # Errors
-    /// A field that is missing or no positive number.
+    /// A field that is missing or no sensible size; layers whose cache is not one of keys and values of
+    /// every token: sliding windows, latent attention.
     pub fn from_config(config: &Value, file: &Path) -> Result<Self> {
         let config = config.get("text_config").unwrap_or(config);
         let optional = |field: &str| match config.get(field) {
             None | Some(Value::Null) => Ok(None),
             Some(value) => match value.as_u64() {
-                Some(n @ 1..=0x0100_0000) => Ok(Some(n as usize)),
-                _ => Err(Error::invalid(file, field, value.to_string(), "a positive number")),
+                // Larger than any model, and small enough that bytes can be counted.
+                Some(n @ 1..=0xffff) => Ok(Some(n as usize)),
+                _ => Err(Error::invalid(file, field, value.to_string(), "a number from 1 to 65535")),
             },
         };
         let number = |field: &str| {
-            optional(field)?.ok_or_else(|| Error::invalid(file, field, "nothing", "a positive number"))
+            optional(field)?.ok_or_else(|| Error::invalid(file, field, "nothing", "a number from 1 to 65535"))
         };
+        if let Some(rank) = config.get("kv_lora_rank").filter(|rank| !rank.is_null()) {
+            let expected = "no latent attention, whose cache is not counted";
+            return Err(Error::invalid(file, "kv_lora_rank", rank.to_string(), expected));
+        }
         let heads = number("num_attention_heads")?;
         let layers = number("num_hidden_layers")?;
-        let attending =
-            match (config.get("layer_types").and_then(Value::as_array), optional("full_attention_interval")?)
-            {
-                (Some(kinds), _) => kinds
-                    .iter()
-                    .filter(|k| {
-                        k.as_str().is_some_and(|k| k.ends_with("attention") && !k.starts_with("linear"))
-                    })
-                    .count(),
-                (None, Some(every)) => layers / every,
-                (None, None) => layers,
-            };
+        let kinds = config.get("layer_types").filter(|kinds| !kinds.is_null());
+        let attending = match (kinds, optional("full_attention_interval")?) {
+            (Some(kinds), _) => full_layers(kinds, layers, file)?,
+            (None, Some(every)) => layers / every,
+            (None, None) => layers,
+        };
         let head_dim = match optional("head_dim")? {
             Some(width) => width,
-            None => number("hidden_size")? / heads,
+            None => match number("hidden_size")? {
+                hidden if hidden % heads == 0 => hidden / heads,
+                hidden => {
+                    let expected = format!("a multiple of the {heads} heads, or a head_dim");
+                    return Err(Error::invalid(file, "hidden_size", hidden.to_string(), expected));
+                }
+            },
         };
         Ok(Self { layers: attending, kv_heads: optional("num_key_value_heads")?.unwrap_or(heads), head_dim })
     }
@@ -78,6 +85,26 @@ impl KvShape {
     pub const fn dflash(self) -> Self {
         Self { layers: DRAFT_LAYERS, ..self }
     }
+}
+
+/// Layers that `layer_types` says attend to everything.
+fn full_layers(kinds: &Value, layers: usize, file: &Path) -> Result<usize> {
+    let words = kinds.as_array().filter(|words| words.len() == layers);
+    let words = words.ok_or_else(|| {
+        Error::invalid(file, "layer_types", kinds.to_string(), format!("a list of {layers} kinds of layers"))
+    })?;
+    let mut full = 0;
+    for word in words {
+        match word.as_str() {
+            Some("full_attention") => full += 1,
+            Some("linear_attention" | "mamba") => {}
+            _ => {
+                let expected = "full_attention, linear_attention or mamba; windows are not counted";
+                return Err(Error::invalid(file, "layer_types", word.to_string(), expected));
+            }
+        }
+    }
+    Ok(full)
 }
 
 /// One line of the table.
@@ -166,7 +193,28 @@ mod tests {
         assert_eq!(read(&config).unwrap(), shape);
         config["text_config"]["num_attention_heads"] = json!("24");
         let message = read(&config).unwrap_err().to_string();
-        assert_eq!(message, "config.json: num_attention_heads: found \"24\", expected a positive number");
+        assert_eq!(
+            message,
+            "config.json: num_attention_heads: found \"24\", expected a number from 1 to 65535"
+        );
+    }
+
+    #[test]
+    fn configurations_that_cannot_be_counted_are_refused() {
+        let base = json!({"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32});
+        for (field, value, part) in [
+            ("num_hidden_layers", json!(16_777_216), "num_hidden_layers: found 16777216"),
+            ("hidden_size", json!(33), "hidden_size: found 33, expected a multiple of the 4 heads"),
+            ("hidden_size", json!(2), "hidden_size: found 2, expected a multiple of the 4 heads"),
+            ("layer_types", json!(["full_attention"]), "expected a list of 2 kinds"),
+            ("layer_types", json!(["full_attention", "sliding_attention"]), "windows are not counted"),
+            ("kv_lora_rank", json!(512), "expected no latent attention"),
+        ] {
+            let mut config = base.clone();
+            config[field] = value;
+            let message = KvShape::from_config(&config, Path::new("config.json")).unwrap_err().to_string();
+            assert!(message.contains(part), "{message}");
+        }
     }
 
     #[test]

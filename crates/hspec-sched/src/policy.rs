@@ -47,7 +47,7 @@ pub enum Policy {
     /// ago, given to the likeliest drafts of this round. A request that was not there two rounds ago
     /// counts with confidence 1.
     StaleBudget {
-        /// Steps per second by tokens.
+        /// Steps per second by tokens; made [monotone](ThroughputProfile::monotone).
         profile: ThroughputProfile,
     },
 }
@@ -89,6 +89,11 @@ impl PrefixScheduler {
     /// [`Error::Value`] if a threshold is no probability.
     pub fn new(policy: Policy) -> Result<Self> {
         match policy {
+            // By the noise of a measured profile a longer step can look cheaper, and no drafts best.
+            Policy::StaleBudget { profile } => {
+                let policy = Policy::StaleBudget { profile: profile.monotone() };
+                Ok(Self { policy, seen: VecDeque::new() })
+            }
             Policy::Threshold { confidence } if !(0.0..=1.0).contains(&confidence) => {
                 Err(Error::value("confidence threshold", confidence, "a number from 0 to 1"))
             }

@@ -1,6 +1,6 @@
 //! Which drafts to verify for the most tokens per second.
 
-use crate::{Candidate, Survival, ThroughputProfile};
+use crate::{Candidate, Error, Result, Survival, ThroughputProfile};
 
 /// Lengths and what they are expected to bring.
 #[derive(Debug, Clone, PartialEq)]
@@ -93,7 +93,29 @@ pub struct Load {
 ///
 /// the smallest n among equals (vLLM's adaptive verification). For lossless use, `stale` must come from
 /// earlier rounds; [`admit`] then fills the budget by live confidences.
-pub fn budget(stale: &Survival, load: Load, verify: &ThroughputProfile) -> usize {
+///
+/// # Errors
+/// [`Error::Value`] for a drafting time that is negative or no number: no comparison would hold.
+pub fn budget(stale: &Survival, load: Load, verify: &ThroughputProfile) -> Result<usize> {
+    if !(load.draft_ms >= 0.0 && load.draft_ms.is_finite()) {
+        return Err(Error::value("draft milliseconds", load.draft_ms, "a finite number from 0"));
+    }
     let rate = |drafts| 1e3 / (load.draft_ms + verify.milliseconds(load.tokens + drafts));
-    best(&stale.ranked(), load.sampling as f64, rate, false).0
+    Ok(best(&stale.ranked(), load.sampling as f64, rate, false).0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_drafting_time_that_is_no_number_is_refused() {
+        let survival = Survival::new(&[[0.5]]);
+        let verify = ThroughputProfile::from_milliseconds(&[(1, 1.0)]).unwrap();
+        for draft_ms in [f64::NAN, f64::INFINITY, -1.0] {
+            let load = Load { sampling: 1, tokens: 1, draft_ms };
+            let error = budget(&survival, load, &verify).unwrap_err().to_string();
+            assert!(error.starts_with("draft milliseconds: found"), "{error}");
+        }
+    }
 }

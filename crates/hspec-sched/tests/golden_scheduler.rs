@@ -105,7 +105,7 @@ fn golden_serving_budget() {
             tokens: count("num_non_draft_tokens"),
             draft_ms: case["draft_cost_ms"].as_f64().expect("milliseconds"),
         };
-        let budget = budget(&survival, load, &verify);
+        let budget = budget(&survival, load, &verify).unwrap();
         assert_eq!(budget as u64, case["budget"], "{name}");
         assert_eq!(admit(&survival, budget), list::<usize>(&case["lengths"]), "{name}");
     }

@@ -110,7 +110,7 @@ proptest! {
         let n = rows.len();
         let plan = whole_path(&survival, &profile);
         let load = Load { sampling: n, tokens: n, draft_ms: 0.0 };
-        let lengths = admit(&survival, budget(&survival, load, &profile));
+        let lengths = admit(&survival, budget(&survival, load, &profile).unwrap());
         let found = throughput(&survival, &lengths, &profile);
         approx::assert_relative_eq!(found, plan.tokens_per_second, max_relative = 1e-12);
 
@@ -120,7 +120,7 @@ proptest! {
             tokens / (draft_ms + profile.milliseconds(n + prompts + drafts))
         };
         let best = (0..=survival.ranked().len()).map(rate).fold(0.0, f64::max);
-        approx::assert_relative_eq!(rate(budget(&survival, load, &profile)), best, max_relative = 1e-12);
+        approx::assert_relative_eq!(rate(budget(&survival, load, &profile).unwrap()), best, max_relative = 1e-12);
     }
 
     /// Invariant: verifying slot j depends on nothing drawn at slot j or later. The confidence of slot

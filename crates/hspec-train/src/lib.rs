@@ -39,6 +39,7 @@ pub mod responses;
 pub mod run_dir;
 pub mod schedule;
 pub mod select;
+pub mod target_cache;
 pub mod trainer;
 pub mod vocab;
 pub mod warm;

@@ -164,7 +164,8 @@ impl<B: AutodiffBackend> Trainer<'_, B> {
         let store = FeatureStore::new(self.target, &state.drafter.config, recipe.feature_cache_mib << 20);
         let progress = state.progress.clone();
         std::thread::scope(|scope| {
-            let (send, packs) = mpsc::sync_channel(1);
+            // Without a buffer: one pack is learned from, one is ready.
+            let (send, packs) = mpsc::sync_channel(0);
             scope.spawn(move || feed(store, training, recipe, progress, &send));
             self.learn(&mut state, held_out, dir, packs, report)
         })?;
@@ -184,7 +185,8 @@ impl<B: AutodiffBackend> Trainer<'_, B> {
         let head = pruned_head(self.target, &state.drafter.vocab);
         while state.progress.step < recipe.steps {
             let start = Instant::now();
-            let pack = packs.recv().expect("there is a pack or an error for every step")?;
+            let stopped = |_| Error::Mismatch("reading ahead stopped; earlier checkpoints are whole".into());
+            let pack = packs.recv().map_err(stopped)??;
             let packed = pack.packed.constant::<B>();
             let anchors = Anchors::draw(
                 &packed.loss_mask,

@@ -1,0 +1,215 @@
+//! Reading target features that DeepSpec wrote (its cache, version 2).
+//!
+//! A folder holds `manifest.json`, `samples.idx` and shards. The index has a record per sample:
+//!
+//! ```text
+//! u64 sample id | u32 shard | u32 tokens | u64 offsets in the shard of the five arrays
+//! i32 ids [S] | u8 attention mask [S] | u8 loss mask [S] | bf16 features [S, m * H] | bf16 last state [S, H]
+//! ```
+//!
+//! all little-endian. The last state stands *behind* the target's final norm, other than in this crate's
+//! [`Packed`](crate::pack::Packed). Layer ids name outputs there and inputs here: one is added.
+
+use hspec_core::{Error, Result, TokenId, checkpoint::read_json};
+use serde::Deserialize;
+use std::{
+    fs::File,
+    io::{Read, Seek, SeekFrom},
+    path::{Path, PathBuf},
+};
+
+const RECORD: usize = 56;
+
+#[derive(Debug, Deserialize)]
+struct Manifest {
+    version: u32,
+    num_samples: usize,
+    hidden_size: usize,
+    /// -1 is the embedding's output.
+    target_layer_ids: Vec<i64>,
+    hidden_dtype: String,
+    token_dtype: String,
+    mask_dtype: String,
+    index_record_size: usize,
+    shards: Vec<Shard>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Shard {
+    shard_id: usize,
+    file_name: String,
+}
+
+/// Where a sample lies.
+#[derive(Debug, Clone, Copy)]
+struct Record {
+    shard: usize,
+    tokens: usize,
+    offsets: [u64; 5],
+}
+
+/// A folder of cached target features.
+#[derive(Debug)]
+pub struct TargetCache {
+    shards: Vec<PathBuf>,
+    records: Vec<Record>,
+    layers: Vec<usize>,
+    hidden_size: usize,
+}
+
+/// What the target computed for one sample of S tokens.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CachedSample {
+    /// `[S]`.
+    pub ids: Vec<TokenId>,
+    /// Which tokens are no padding, `[S]`.
+    pub attention_mask: Vec<bool>,
+    /// Which tokens are supervised, `[S]`.
+    pub loss_mask: Vec<bool>,
+    /// Hidden states of the cached layers side by side, `[S, m * H]`.
+    pub features: Vec<f32>,
+    /// The last layer's output after the final norm, `[S, H]`.
+    pub last: Vec<f32>,
+}
+
+impl TargetCache {
+    /// Reads the manifest and the index and checks that every sample lies within its shard.
+    ///
+    /// # Errors
+    /// A file that cannot be read, another version or type, a record that cannot be right.
+    pub fn open(dir: &Path) -> Result<Self> {
+        let file = dir.join("manifest.json");
+        let manifest: Manifest = read_json(&file)?;
+        for (field, found, expected) in [
+            ("version", manifest.version.to_string(), "2"),
+            ("index_record_size", manifest.index_record_size.to_string(), "56"),
+            ("hidden_dtype", manifest.hidden_dtype.clone(), "bfloat16"),
+            ("token_dtype", manifest.token_dtype.clone(), "int32"),
+            ("mask_dtype", manifest.mask_dtype.clone(), "uint8"),
+        ] {
+            if found != expected {
+                return Err(Error::invalid(&file, field, found, expected));
+            }
+        }
+        let layer = |&id: &i64| {
+            let layer = id.checked_add(1).and_then(|id| usize::try_from(id).ok());
+            layer.ok_or_else(|| Error::invalid(&file, "target_layer_ids", id.to_string(), "ids from -1"))
+        };
+        let layers = manifest.target_layer_ids.iter().map(layer).collect::<Result<Vec<_>>>()?;
+        let mut shards = Vec::new();
+        for (i, shard) in manifest.shards.iter().enumerate() {
+            // A name with a path in it would read files that are none of this folder's.
+            let plain =
+                Path::new(&shard.file_name).file_name().is_some_and(|n| n == shard.file_name.as_str());
+            if shard.shard_id != i || !plain {
+                let found = format!("{} in {:?}", shard.shard_id, shard.file_name);
+                return Err(Error::invalid(
+                    &file,
+                    format!("shards[{i}]"),
+                    found,
+                    format!("id {i} and a file name"),
+                ));
+            }
+            shards.push(dir.join(&shard.file_name));
+        }
+        let mut cache = Self { shards, records: Vec::new(), layers, hidden_size: manifest.hidden_size };
+        cache.read_index(&dir.join("samples.idx"), manifest.num_samples)?;
+        Ok(cache)
+    }
+
+    fn read_index(&mut self, file: &Path, samples: usize) -> Result<()> {
+        let bytes = std::fs::read(file).map_err(Error::io(file))?;
+        if Some(bytes.len()) != samples.checked_mul(RECORD) {
+            let expected = format!("{samples} records of {RECORD} bytes");
+            return Err(Error::invalid(file, "file", format!("{} bytes", bytes.len()), expected));
+        }
+        let size = |path: &PathBuf| Ok(std::fs::metadata(path).map_err(Error::io(path))?.len());
+        let sizes: Vec<u64> = self.shards.iter().map(size).collect::<Result<_>>()?;
+        for (i, record) in bytes.chunks_exact(RECORD).enumerate() {
+            let u64_at = |at: usize| u64::from_le_bytes(record[at..at + 8].try_into().expect("eight bytes"));
+            let u32_at = |at: usize| u32::from_le_bytes(record[at..at + 4].try_into().expect("four bytes"));
+            let at = format!("record {i}");
+            if u64_at(0) != i as u64 {
+                return Err(Error::invalid(file, at, format!("sample {}", u64_at(0)), format!("sample {i}")));
+            }
+            let (shard, tokens) = (u32_at(8) as usize, u32_at(12) as usize);
+            let record = Record { shard, tokens, offsets: std::array::from_fn(|a| u64_at(16 + 8 * a)) };
+            let Some(&size) = sizes.get(shard) else {
+                return Err(Error::invalid(
+                    file,
+                    at,
+                    format!("shard {shard}"),
+                    format!("one of {}", sizes.len()),
+                ));
+            };
+            for (offset, length) in record.offsets.iter().zip(self.lengths(tokens)) {
+                if length.and_then(|length| offset.checked_add(length)).is_none_or(|end| end > size) {
+                    let found = format!("{tokens} tokens at {offset}");
+                    return Err(Error::invalid(file, at, found, format!("arrays within {size} bytes")));
+                }
+            }
+            self.records.push(record);
+        }
+        Ok(())
+    }
+
+    /// Bytes of a sample's five arrays; none where they cannot be counted.
+    fn lengths(&self, tokens: usize) -> [Option<u64>; 5] {
+        let product = |factors: &[usize]| {
+            factors.iter().try_fold(tokens as u64, |product, &f| product.checked_mul(f as u64))
+        };
+        let h = self.hidden_size;
+        [product(&[4]), product(&[1]), product(&[1]), product(&[2, h, self.layers.len()]), product(&[2, h])]
+    }
+
+    /// Number of samples.
+    pub fn len(&self) -> usize {
+        self.records.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.records.is_empty()
+    }
+
+    /// Cached layers as hidden ids: id L is the residual stream entering layer L.
+    pub fn layers(&self) -> &[usize] {
+        &self.layers
+    }
+
+    /// Reads sample `i < len()`.
+    ///
+    /// # Errors
+    /// A shard that cannot be read, a negative id, a value that is not finite.
+    ///
+    /// # Panics
+    /// If there is no sample `i`.
+    pub fn sample(&self, i: usize) -> Result<CachedSample> {
+        let record = self.records[i];
+        let path = &self.shards[record.shard];
+        let mut file = File::open(path).map_err(Error::io(path))?;
+        let lengths = self.lengths(record.tokens).map(|l| l.expect("checked when the index was read"));
+        let mut array = |a: usize| -> Result<Vec<u8>> {
+            let mut bytes = vec![0; lengths[a] as usize];
+            file.seek(SeekFrom::Start(record.offsets[a])).map_err(Error::io(path))?;
+            file.read_exact(&mut bytes).map_err(Error::io(path))?;
+            Ok(bytes)
+        };
+        let invalid =
+            |found: String, expected| Err(Error::invalid(path, format!("sample {i}"), found, expected));
+        let ids: Vec<i32> = array(0)?.as_chunks::<4>().0.iter().map(|b| i32::from_le_bytes(*b)).collect();
+        if let Some(id) = ids.iter().find(|id| **id < 0) {
+            return invalid(format!("token {id}"), "token ids from 0");
+        }
+        let mask = |bytes: Vec<u8>| bytes.into_iter().map(|b| b != 0).collect();
+        let (attention_mask, loss_mask) = (mask(array(1)?), mask(array(2)?));
+        let bf16 = |b: &[u8; 2]| f32::from_bits(u32::from(u16::from_le_bytes(*b)) << 16);
+        let floats = |bytes: Vec<u8>| bytes.as_chunks::<2>().0.iter().map(bf16).collect::<Vec<_>>();
+        let (features, last) = (floats(array(3)?), floats(array(4)?));
+        if let Some(x) = features.iter().chain(&last).find(|x| !x.is_finite()) {
+            return invalid(x.to_string(), "finite hidden states");
+        }
+        let ids = ids.into_iter().map(|id| TokenId(id as u32)).collect();
+        Ok(CachedSample { ids, attention_mask, loss_mask, features, last })
+    }
+}
