@@ -23,10 +23,11 @@ pub(crate) struct Args {
     /// The layout to write.
     #[arg(long, value_name = "speculators|deepspec|zlab")]
     format: Format,
-    /// Its target, which lends what the files leave out: a Hugging Face folder or a GGUF file.
+    /// Its target, which lends what the files leave out and is named in them: a Hugging Face folder or a GGUF
+    /// file.
     #[arg(long, value_name = "DIR")]
     target: Option<PathBuf>,
-    /// The folder to write, which must be empty or absent.
+    /// The folder to write, which must be empty or absent, and outside of those that are read.
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
 }
@@ -37,7 +38,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if !exported.left_out.is_empty() {
         eprintln!("left out, because nothing reads them: {}", exported.left_out.join(", "));
     }
+    if !exported.decoded.is_empty() {
+        eprintln!("lent by a quantised target, so decoded values: {}", exported.decoded.join(", "));
+    }
     let what = exported.inspection;
+    if what.description.format == Format::Speculators && what.description.target.is_none() {
+        eprintln!("names no target; give --target so that readers find it");
+    }
     let own = what.params_trainable + what.params_frozen;
     let borrowed = match what.params_borrowed {
         0 => String::new(),

@@ -74,6 +74,34 @@ fn golden_export_there_and_back() {
     }
 }
 
+/// Readers once found out for themselves that a file does not say which target it is for.
+#[test]
+fn an_export_without_a_target_tells_that_it_names_none() {
+    let scene = Scene::new();
+    let export = |format: &str, out: &str, more: &[&str]| {
+        let args = ["export", "--drafter", "drafter", "--format", format, "--out", out];
+        let ended = scene.run(&[&args[..], more].concat());
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        ended.stderr
+    };
+    assert_eq!(export("speculators", "a", &[]), "names no target; give --target so that readers find it\n");
+    assert_eq!(export("speculators", "b", &["--target", "target"]), "");
+    assert_eq!(inspect(&scene, "b")["target"], "target");
+}
+
+/// The current folder once failed at the very end, with the system's words.
+#[test]
+fn export_into_the_current_folder() {
+    let scene = Scene::new();
+    let (drafter, here) = (scene.path("drafter"), scene.path("here"));
+    std::fs::create_dir(&here).unwrap();
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_xtask"));
+    command.args(["export", "--format", "speculators", "--out", ".", "--drafter"]).arg(&drafter);
+    let output = command.current_dir(&here).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(scene.list("here"), ["config.json", "model.safetensors"]);
+}
+
 #[test]
 fn export_with_a_target_makes_a_drafter_whole() {
     let scene = Scene::new();

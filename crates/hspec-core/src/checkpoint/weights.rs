@@ -151,6 +151,14 @@ impl Weights {
         }
     }
 
+    /// Whether a tensor's values are decoded from a quantised type, and so are not those that it had.
+    pub(crate) fn quantised(&self, name: &str) -> bool {
+        match &self.files {
+            Files::Gguf(file) => file.quantised(name),
+            Files::Safetensors(..) => false,
+        }
+    }
+
     /// The file format's name of a tensor's type, whether or not it can be read; none in a GGUF file.
     pub(crate) fn type_name(&self, name: &str) -> Option<String> {
         match &self.files {

@@ -121,6 +121,19 @@ impl<'a, B: Backend> Decoder<'a, B> {
         request: &Request<'_>,
         emit: &mut dyn FnMut(&[TokenId]) -> ControlFlow<()>,
     ) -> Result<Generation> {
+        self.generate_with(request, &mut CounterRng::new(request.seed, request.id), emit)
+    }
+
+    /// [`generate`](Self::generate) with `chance` for all random choices; the request's seed has no say.
+    ///
+    /// # Errors
+    /// As [`generate`](Self::generate).
+    pub fn generate_with(
+        &self,
+        request: &Request<'_>,
+        chance: &mut dyn Chance,
+        emit: &mut dyn FnMut(&[TokenId]) -> ControlFlow<()>,
+    ) -> Result<Generation> {
         let context = self.target.config().max_position_embeddings;
         let n = request.prompt.len();
         if n == 0 || n >= context {
@@ -137,7 +150,7 @@ impl<'a, B: Backend> Decoder<'a, B> {
             request,
             target: self.target,
             cache: self.target.cache(1, capacity),
-            chance: CounterRng::new(request.seed, request.id),
+            chance,
             captured: self.drafter.map_or(&[], |d| d.feature_layers()),
             session: self.drafter.map(|d| d.session(capacity)),
             scheduler: self.schedule.map(Scheduler::new).transpose()?,
@@ -187,7 +200,7 @@ struct Run<'a, B: Backend> {
     request: &'a Request<'a>,
     target: &'a Target<B>,
     cache: KvCache<B>,
-    chance: CounterRng,
+    chance: &'a mut dyn Chance,
     captured: &'a [usize],
     /// What the drafter remembers.
     session: Option<Box<dyn Session<B> + 'a>>,
@@ -230,10 +243,10 @@ impl<B: Backend> Run<'_, B> {
         let first = (position + 1) as u64;
         let mut own;
         let chance: &mut dyn Chance = if self.scheduler.as_ref().is_some_and(Scheduler::remembers) {
-            own = PerRound::new(&mut self.chance, first);
+            own = PerRound::new(&mut *self.chance, first);
             &mut own
         } else {
-            &mut self.chance
+            &mut *self.chance
         };
         let sampling = self.request.sampling;
         let mut laws: Vec<Law> = Vec::with_capacity(k);

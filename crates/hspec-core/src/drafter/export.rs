@@ -2,17 +2,17 @@
 //! byte; layer ids and the encoding of a pruned vocabulary are converted here and nowhere else.
 
 use super::{
-    DraftVocab, Format, Inspection, files, inspect, odd,
+    DraftVocab, Format, Inspection, files, folder, odd,
     parameters::{HEAD, Parameter},
     registry,
     stated::TargetFacts,
 };
 use crate::{
     Error, Result, TokenId,
-    checkpoint::{Element, Stored, Weights, model_json, read_json, write_atomic, write_stored},
+    checkpoint::{Element, Stored, Weights, model_json, read_json},
     config::TargetConfig,
 };
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::{borrow::Cow, collections::BTreeMap, path::Path};
 
 /// What was written.
@@ -22,18 +22,21 @@ pub struct Exported {
     pub inspection: Inspection,
     /// Tensors of the old one that nothing reads, which are not in the new one.
     pub left_out: Vec<String>,
+    /// Tensors that the target lent and stores quantised: their values are decoded, and not those of the model
+    /// that was quantised.
+    pub decoded: Vec<String>,
 }
 
-/// Writes the drafter in `dir` to the folder `out` in the layout `to`; `out` must be empty or absent, and is
-/// whole or as before. The copies of the target's embedding and head go where the layout has them: DeepSpec
+/// Writes the drafter in `dir` to the folder `out` in the layout `to`; `out` must be empty or absent and lie
+/// outside of the folders that are read, and is whole or as before. The copies of the target's embedding and head go where the layout has them: DeepSpec
 /// always, z-lab never, speculators where they are in the old files or a target is given. That target lends
-/// what the old files leave out.
+/// what the old files leave out, and its name where they have none.
 ///
 /// # Errors
 /// As loading; a layout that cannot say what the drafter is, with the reason; a target that is missing, or
 /// made for another drafter; a folder that cannot be written.
 pub fn export(dir: &Path, to: Format, target: Option<&Path>, out: &Path) -> Result<Exported> {
-    must_be_free(out)?;
+    let out = &folder::free(out, [Some(dir), target])?;
     let file = dir.join("config.json");
     let source: Value = read_json(&file)?;
     let lender = target.map(Lender::open).transpose()?;
@@ -47,6 +50,9 @@ pub fn export(dir: &Path, to: Format, target: Option<&Path>, out: &Path) -> Resu
         Error::Mismatch(format!("{}: {to} cannot hold this {} drafter: {reason}", dir.display(), was.kind))
     };
     let mut config = if was.format == to { source } else { stated.convert(to, facts).map_err(refuse)? };
+    if let Some(facts) = facts {
+        name_target(&mut config, facts);
+    }
 
     let weights = Weights::open(dir)?;
     let vocab = files::vocabulary(&weights, was.vocabulary, was.draft_vocabulary)?;
@@ -59,7 +65,7 @@ pub fn export(dir: &Path, to: Format, target: Option<&Path>, out: &Path) -> Resu
         config["dtype"] = odd::dtype_word(most).into();
     }
 
-    let mut tensors = BTreeMap::new();
+    let (mut tensors, mut decoded) = (BTreeMap::new(), Vec::new());
     for parameter in &parameters.0 {
         let name = &parameter.name;
         let own = weights.stored(name)?;
@@ -90,7 +96,11 @@ pub fn export(dir: &Path, to: Format, target: Option<&Path>, out: &Path) -> Resu
                          needed"
                     )));
                 }
-                lent => lent,
+                lent => {
+                    let decodes = lender.as_ref().is_some_and(|lender| lender.decodes(parameter));
+                    decoded.extend(decodes.then(|| name.clone()));
+                    lent
+                }
             },
             own => own,
         };
@@ -101,41 +111,18 @@ pub fn export(dir: &Path, to: Format, target: Option<&Path>, out: &Path) -> Resu
     }
     let read = |name: &String| name == "d2t" || name == "t2d" || parameters.0.iter().any(|p| p.name == *name);
     let left_out = weights.names().into_iter().filter(|name| !read(name)).collect();
-    Ok(Exported { inspection: write(out, &config, &tensors)?, left_out })
+    Ok(Exported { inspection: folder::write(out, &config, &tensors)?, left_out, decoded })
 }
 
-/// Refuses a folder with something in it, and a file.
-fn must_be_free(out: &Path) -> Result<()> {
-    match std::fs::read_dir(out) {
-        Ok(mut entries) => match entries.next() {
-            None => Ok(()),
-            Some(_) => {
-                Err(Error::invalid(out, "folder", "files in it", "an empty folder, or none of this name"))
-            }
-        },
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
-        Err(e) => Err(Error::io(out)(e)),
+/// Fills in the target of a configuration in the layout of speculators that names none.
+fn name_target(config: &mut Value, target: &TargetFacts) {
+    let verifier = config.pointer_mut("/speculators_config/verifier").and_then(Value::as_object_mut);
+    if let Some(verifier) = verifier
+        && verifier.get("name_or_path").is_none_or(Value::is_null)
+    {
+        verifier.insert("name_or_path".into(), json!(target.name));
+        verifier.insert("architectures".into(), json!(target.architectures));
     }
-}
-
-/// Writes the folder under a temporary name, reads it again, and renames it.
-fn write(out: &Path, config: &Value, tensors: &BTreeMap<String, Stored<'_>>) -> Result<Inspection> {
-    // "drafter" has the parent "", which means the current folder.
-    let parent = out.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    std::fs::create_dir_all(parent).map_err(Error::io(parent))?;
-    let temporary =
-        tempfile::Builder::new().prefix(".partial-").tempdir_in(parent).map_err(Error::io(parent))?;
-    let dir = temporary.path().join("drafter");
-    std::fs::create_dir(&dir).map_err(Error::io(&dir))?;
-    write_stored(&dir.join("model.safetensors"), tensors)?;
-    let text = format!("{config:#}\n");
-    write_atomic(&dir.join("config.json"), |file| file.write_all(text.as_bytes()))?;
-    let inspection = inspect(&dir)?;
-    if out.exists() {
-        std::fs::remove_dir(out).map_err(Error::io(out))?;
-    }
-    std::fs::rename(&dir, out).map_err(Error::io(out))?;
-    Ok(inspection)
 }
 
 /// `d2t` and `t2d`.
@@ -146,6 +133,14 @@ fn maps(vocab: &DraftVocab, vocab_size: usize) -> [(String, Stored<'static>); 2]
         (name.to_owned(), Stored { element, shape: vec![n], bytes: Cow::Owned(bytes) })
     };
     [map("d2t", Element::I64, vocab.len(), offsets), map("t2d", Element::Bool, vocab_size, kept)]
+}
+
+/// What a target is called: its folder, or its file without the ending.
+fn name(path: &Path) -> Option<String> {
+    // "." has no name of its own.
+    let real = if path.file_name().is_none() { path.canonicalize().ok()? } else { path.to_owned() };
+    let name = if path.is_dir() { real.file_name() } else { real.file_stem() };
+    name.and_then(|name| name.to_str()).map(str::to_owned)
 }
 
 /// A target, of which only the embedding and the head are read.
@@ -165,18 +160,27 @@ impl Lender {
         let words = value.get("architectures").and_then(Value::as_array).into_iter().flatten();
         let facts = TargetFacts {
             layers: config.num_hidden_layers,
-            name: path.file_stem().and_then(|name| name.to_str()).map(str::to_owned),
+            name: name(path),
             architectures: words.filter_map(Value::as_str).map(str::to_owned).collect(),
         };
         Ok(Self { weights, config, facts })
     }
 
+    /// Its tensor that stands for a frozen one of a drafter.
+    fn source(&self, parameter: &Parameter) -> &'static str {
+        const EMBEDDING: &str = "model.embed_tokens.weight";
+        let tied = self.config.tie_word_embeddings && !self.weights.contains(HEAD);
+        if parameter.name == HEAD && !tied { HEAD } else { EMBEDDING }
+    }
+
+    /// Whether what it lends is decoded.
+    fn decodes(&self, parameter: &Parameter) -> bool {
+        parameter.lent() && self.weights.quantised(self.source(parameter))
+    }
+
     /// What stands for a frozen tensor of a drafter.
     fn lend(&self, parameter: &Parameter, vocab: &DraftVocab, element: Element) -> Result<Stored<'_>> {
-        const EMBEDDING: &str = "model.embed_tokens.weight";
-        let head = parameter.name == HEAD;
-        let tied = self.config.tie_word_embeddings && !self.weights.contains(HEAD);
-        let name = if head && !tied { HEAD } else { EMBEDDING };
+        let name = self.source(parameter);
         let shape = [self.config.vocab_size, self.config.hidden_size];
         let refuse =
             |found: String| Err(Error::invalid(self.weights.path(), name, found, format!("{shape:?}")));
@@ -185,8 +189,29 @@ impl Lender {
             Some(stored) if stored.shape != shape => return refuse(format!("shape {:?}", stored.shape)),
             Some(stored) => stored,
         };
-        let pruned = head && vocab.len() < shape[0];
+        let pruned = parameter.name == HEAD && vocab.len() < shape[0];
         let rows = || stored.rows(vocab.targets().iter().map(|id: &TokenId| id.index()));
         Ok(if pruned { rows() } else { stored }.cast(element))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A target's folder once lost what stands behind the dot of its name, and the current folder had none.
+    #[test]
+    fn a_target_is_called_like_its_folder_or_file() {
+        let parent = tempfile::tempdir().unwrap();
+        let at = |name: &str| parent.path().join(name);
+        std::fs::create_dir_all(at("Qwen3-0.6B/sub")).unwrap();
+        for (path, expected) in [
+            ("Qwen3-0.6B", "Qwen3-0.6B"),
+            ("Qwen3-0.6B/", "Qwen3-0.6B"),
+            ("Qwen3-0.6B/sub/..", "Qwen3-0.6B"),
+            ("Qwen3-0.6B-Q8_0.gguf", "Qwen3-0.6B-Q8_0"),
+        ] {
+            assert_eq!(name(&at(path)).as_deref(), Some(expected));
+        }
     }
 }

@@ -6,6 +6,7 @@ pub mod eagle3;
 mod embedding;
 mod export;
 mod files;
+mod folder;
 mod format;
 mod hspec;
 mod inspect;
@@ -48,7 +49,7 @@ pub trait Drafter<B: Backend> {
     /// What it weighs and keeps.
     fn footprint(&self) -> Footprint;
 
-    /// What it remembers of one request of at most `capacity` tokens.
+    /// What it remembers of one request of at most `capacity` tokens, for all of which it allocates memory.
     fn session(&self, capacity: usize) -> Box<dyn Session<B> + '_>;
 }
 
@@ -85,7 +86,7 @@ pub struct Proposal {
     pub confidence: Vec<f32>,
 }
 
-/// Sizes of a drafter.
+/// Sizes of a drafter. A session that keeps something per token allocates it for its whole capacity at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Footprint {
     /// Parameters that training changes.

@@ -1,13 +1,6 @@
 //! The kinds of drafter by the word that their files have for them.
 
-use super::{
-    Drafter, HSpec,
-    dspark::{self, DSpark},
-    eagle3::{self, Eagle3},
-    hspec,
-    peagle::{self, PEagle},
-    stated::Stated,
-};
+use super::{Drafter, stated::Stated};
 use crate::{Error, Result, checkpoint::read_json, target::Target};
 use burn::tensor::backend::Backend;
 use serde::de::DeserializeOwned;
@@ -55,23 +48,25 @@ type Words = &'static [&'static str];
 type Loader<B> = fn(Source<'_, B>) -> Result<Box<dyn Drafter<B>>>;
 type Reader = fn(&Value, &Path, Option<usize>) -> Result<Box<dyn Stated>>;
 
-/// The words that tell a kind, and what loads it: one line per kind.
-fn loaders<B: Backend>() -> [(Words, Loader<B>); 4] {
-    [
-        (hspec::stated::WORDS, |source| Ok(Box::new(HSpec::open(source)?))),
-        (dspark::WORDS, |source| Ok(Box::new(DSpark::open(source)?))),
-        (eagle3::WORDS, |source| Ok(Box::new(Eagle3::open(source)?))),
-        (peagle::WORDS, |source| Ok(Box::new(PEagle::open(source)?))),
-    ]
+/// The table of kinds, a module and its drafter each: `WORDS` of the module tell the kind, `open` of the drafter
+/// loads it, and `state` of the module reads its configuration alone. A macro, because only loading knows a
+/// backend.
+macro_rules! kinds {
+    ($($kind:ident :: $drafter:ident;)*) => {
+        fn loaders<B: Backend>() -> &'static [(Words, Loader<B>)] {
+            &[$((super::$kind::WORDS, |source| Ok(Box::new(super::$kind::$drafter::open(source)?)))),*]
+        }
+
+        const READERS: &[(Words, Reader)] = &[$((super::$kind::WORDS, super::$kind::state)),*];
+    };
 }
 
-/// The same words, and what reads the configuration alone.
-const READERS: [(Words, Reader); 4] = [
-    (hspec::stated::WORDS, hspec::stated::state),
-    (dspark::WORDS, dspark::state),
-    (eagle3::WORDS, eagle3::state),
-    (peagle::WORDS, eagle3::state),
-];
+kinds! {
+    hspec::HSpec;
+    dspark::DSpark;
+    eagle3::Eagle3;
+    peagle::PEagle;
+}
 
 /// The entry of the kind that a configuration names.
 fn find<T: Copy>(config: &Value, file: &Path, kinds: &[(Words, T)]) -> Result<T> {
@@ -93,7 +88,7 @@ fn find<T: Copy>(config: &Value, file: &Path, kinds: &[(Words, T)]) -> Result<T>
 /// # Errors
 /// A kind that is not known, or a field that cannot be right.
 pub(super) fn state(config: &Value, file: &Path, target_layers: Option<usize>) -> Result<Box<dyn Stated>> {
-    find(config, file, &READERS)?(config, file, target_layers)
+    find(config, file, READERS)?(config, file, target_layers)
 }
 
 /// Loads a drafter of any kind for `target`, which lends the frozen tensors that the files leave out.
@@ -102,5 +97,27 @@ pub(super) fn state(config: &Value, file: &Path, target_layers: Option<usize>) -
 /// A kind that is not known; files that are missing, damaged, incomplete, or made for another target.
 pub fn load<B: Backend>(dir: &Path, target: &Target<B>, device: &B::Device) -> Result<Box<dyn Drafter<B>>> {
     let source = Source::read(dir, Some(target), device)?;
-    find(&source.config, &source.file, &loaders::<B>())?(source)
+    find(&source.config, &source.file, loaders::<B>())?(source)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Loading and reading once had a table each, which a new kind could miss one of.
+    #[test]
+    fn what_can_be_loaded_can_be_read_and_no_word_has_two_meanings() {
+        let loaded: Vec<&str> =
+            loaders::<burn_ndarray::NdArray>().iter().flat_map(|(words, _)| *words).copied().collect();
+        let read: Vec<&str> = READERS.iter().flat_map(|(words, _)| *words).copied().collect();
+        assert_eq!(loaded, read);
+        let once: std::collections::BTreeSet<&str> = read.iter().copied().collect();
+        assert_eq!(once.len(), read.len());
+        let refused = state(&serde_json::json!({ "speculators_model_type": "medusa" }), Path::new("c"), None);
+        let message = refused.err().unwrap().to_string();
+        assert_eq!(
+            message,
+            format!("c: speculators_model_type: found \"medusa\", expected one of {}", read.join(", "))
+        );
+    }
 }

@@ -100,6 +100,12 @@ pub(super) trait Stated {
     fn convert(&self, to: Format, target: Option<&TargetFacts>) -> Result<Value, String>;
 }
 
+/// The target's layers in the layout of speculators, which has no place for them: exports from other layouts
+/// keep their key.
+pub(super) fn target_layers(extra: &Map<String, Value>) -> Option<usize> {
+    usize::try_from(extra.get("num_target_layers")?.as_u64()?).ok()
+}
+
 /// How a drafter of `k` tokens is meant to be used, in the layout of speculators.
 pub(super) fn usage(
     algorithm: &str,

@@ -265,6 +265,103 @@ fn a_target_of_another_drafter() {
     assert!(message.starts_with(expected), "{message}");
 }
 
+/// A drafter's own number of target layers was once overwritten by that of whatever target was given.
+#[test]
+fn a_target_of_another_depth() {
+    let own = dflash(512);
+    edit(own.path(), |_| (), |config| config["num_target_layers"] = json!(9));
+    let message = refused(own.path(), Format::ZLab, Some(&target()));
+    assert_eq!(
+        message,
+        "the drafter was made for another target: its num_target_layers is 9, the target has 4"
+    );
+}
+
+/// The same layout once kept a null although the target was given.
+#[test]
+fn a_target_that_is_given_is_named() {
+    let (own, parent) = (dflash(512), tempfile::tempdir().unwrap());
+    let verifier = |name: &str| config(&parent.path().join(name))["speculators_config"]["verifier"].clone();
+    let to = Format::Speculators;
+    let exported = export(own.path(), to, None, &parent.path().join("a")).unwrap();
+    assert_eq!(
+        (exported.inspection.description.target, verifier("a")["name_or_path"].take()),
+        (None, Value::Null)
+    );
+    let exported = export(own.path(), to, Some(&target()), &parent.path().join("b")).unwrap();
+    assert_eq!(exported.inspection.description.target.as_deref(), Some("llama31-tiny"));
+    let found = verifier("b");
+    assert_eq!(found, json!({ "name_or_path": "llama31-tiny", "architectures": ["LlamaForCausalLM"] }));
+    assert_eq!(exported.decoded, [""; 0]);
+    // A name that is there stays.
+    let named = |config: &mut Value| config["speculators_config"]["verifier"]["name_or_path"] = json!("mine");
+    edit(own.path(), |_| (), named);
+    export(own.path(), to, Some(&target()), &parent.path().join("c")).unwrap();
+    assert_eq!(verifier("c")["name_or_path"], "mine");
+}
+
+/// A GGUF file of a target for [`dflash`] that lends a Q8_0 embedding, whose values are its scales times 1, and
+/// an F32 head of twos.
+fn quantised_target(file: &Path) {
+    let mut bytes = b"GGUF".to_vec();
+    bytes.extend(3u32.to_le_bytes());
+    let text = |bytes: &mut Vec<u8>, text: &str| {
+        bytes.extend((text.len() as u64).to_le_bytes());
+        bytes.extend(text.as_bytes());
+    };
+    let sizes = [
+        ("block_count", 4),
+        ("context_length", 64),
+        ("embedding_length", 64),
+        ("feed_forward_length", 64),
+        ("attention.head_count", 4),
+        ("attention.head_count_kv", 2),
+    ];
+    bytes.extend(2u64.to_le_bytes());
+    bytes.extend((2 + sizes.len() as u64).to_le_bytes());
+    text(&mut bytes, "general.architecture");
+    bytes.extend(8u32.to_le_bytes());
+    text(&mut bytes, "llama");
+    text(&mut bytes, "llama.attention.layer_norm_rms_epsilon");
+    bytes.extend(6u32.to_le_bytes());
+    bytes.extend(1e-5f32.to_le_bytes());
+    for (key, value) in sizes {
+        text(&mut bytes, &format!("llama.{key}"));
+        bytes.extend([4u32, value].map(u32::to_le_bytes).concat());
+    }
+    let blocks = (0..512 * 2).flat_map(|_| [half::f16::ONE.to_le_bytes().to_vec(), vec![1; 32]].concat());
+    let embedding: Vec<u8> = blocks.collect();
+    for (name, kind, offset) in [("token_embd.weight", 8u32, 0), ("output.weight", 0, embedding.len() as u64)]
+    {
+        text(&mut bytes, name);
+        bytes.extend(2u32.to_le_bytes());
+        bytes.extend([64u64, 512].map(u64::to_le_bytes).concat());
+        bytes.extend(kind.to_le_bytes());
+        bytes.extend(offset.to_le_bytes());
+    }
+    bytes.resize(bytes.len().next_multiple_of(32), 0);
+    bytes.extend(embedding);
+    bytes.extend((0..512 * 64).flat_map(|_| 2f32.to_le_bytes()));
+    fs::write(file, bytes).unwrap();
+}
+
+/// A quantised target once lent decoded values as if they were its model's.
+#[test]
+fn what_a_quantised_target_lends_is_told() {
+    let (own, parent) = (dflash(171), tempfile::tempdir().unwrap());
+    let (target, out) = (parent.path().join("tiny-Q8_0.gguf"), parent.path().join("out"));
+    quantised_target(&target);
+    let exported = export(own.path(), Format::Speculators, Some(&target), &out).unwrap();
+    assert_eq!(exported.decoded, ["embed_tokens.weight"]);
+    assert_eq!(exported.inspection.description.target.as_deref(), Some("tiny-Q8_0"));
+    let (all, bytes) = (stored(&out), |x: f32| half::bf16::from_f32(x).to_le_bytes());
+    assert!(all["embed_tokens.weight"].2 == bytes(1.0).repeat(512 * 64));
+    assert!(all["lm_head.weight"].2 == bytes(2.0).repeat(171 * 64));
+    // What the target does not lend is not told of.
+    let exported = export(&out, Format::Speculators, Some(&target), &parent.path().join("again")).unwrap();
+    assert_eq!(exported.decoded, [""; 0]);
+}
+
 /// Files with mixed and half-precision floats once came back in one type.
 #[test]
 fn every_tensor_keeps_its_type_and_unread_ones_are_named() {
@@ -298,23 +395,6 @@ fn ids_in_the_place_of_offsets_become_offsets() {
     edit(spoilt.path(), |t| drop(t.remove("t2d")), |_| ());
     let message = refused(spoilt.path(), Format::Speculators, None);
     assert!(message.contains("d2t: found 171 ids ending in Some(TokenId(680))"), "{message}");
-}
-
-#[test]
-fn a_folder_that_is_not_empty_is_left_alone() {
-    let (own, out) = (dflash(512), tempfile::tempdir().unwrap());
-    fs::write(out.path().join("notes"), "mine").unwrap();
-    let message = export(own.path(), Format::ZLab, None, out.path()).unwrap_err().to_string();
-    assert!(
-        message.ends_with("folder: found files in it, expected an empty folder, or none of this name"),
-        "{message}"
-    );
-    assert_eq!(fs::read_dir(out.path()).unwrap().count(), 1);
-    let message = export(own.path(), Format::ZLab, None, &out.path().join("notes")).unwrap_err().to_string();
-    assert!(message.contains("notes: ") && message.contains("Not a directory"), "{message}");
-    fs::remove_file(out.path().join("notes")).unwrap();
-    export(own.path(), Format::ZLab, None, out.path()).unwrap();
-    assert_eq!(fs::read_dir(out.path()).unwrap().count(), 2);
 }
 
 #[test]

@@ -80,7 +80,7 @@ fn the_shipped_drafter() {
         (d.kv_bytes_per_token, d.state_bytes),
         (Bytes { bf16: 0, f32: 0 }, Bytes { bf16: 5760, f32: 11520 })
     );
-    assert_eq!((what.params_frozen, what.params_borrowed), (0, (49152 + 8448) * 576));
+    assert_eq!((what.params_frozen, what.params_borrowed), (0, (49152 + 12288) * 576));
     assert_eq!(what.odd, [""; 0]);
 }
 

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)] // a test may panic
 
 mod export;
+mod folder;
 mod inspect;
 
 use hspec_core::{

@@ -186,22 +186,36 @@ fn vocabularies_of_a_pruned_drafter() {
 #[test]
 fn a_drafter_of_another_target() {
     let target = scene::target();
-    let mut other = deepspec("rnn");
-    other["hidden_size"] = json!(32);
-    other["num_target_layers"] = json!(9);
     for (field, value, message) in [
         ("hidden_size", json!(32), "its hidden_size is 32, the target's is 64"),
         ("vocab_size", json!(510), "its vocab_size is 510, the target's is 512"),
         ("target_layer_ids", json!([0, 3]), "it reads what enters layer 4, and the target has 4 layers"),
     ] {
         let mut config = deepspec("rnn");
-        config["num_target_layers"] = json!(9);
+        config["num_target_layers"] = Value::Null;
         config[field] = value;
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
         let error = hspec_core::drafter::load(dir.path(), &target, target.device()).err().unwrap();
         let expected = format!("the drafter was made for another target: {message}");
         assert!(error.to_string().starts_with(&expected), "{error}");
+    }
+}
+
+/// A target of the right width and of another depth was once accepted, whose layers of these numbers mean
+/// something else.
+#[test]
+fn a_target_of_another_depth() {
+    for mut config in [deepspec("rnn"), speculators("dspark", 3, false), zlab("DFlashDraftModel", json!({}))]
+    {
+        config["num_target_layers"] = json!(9);
+        let error = refused(&config, |_| {}, |_| {});
+        let message = "the drafter was made for another target: its num_target_layers is 9, the target has 4";
+        assert_eq!(error, message);
+        config["num_target_layers"] = json!(4);
+        let dir = scene::saved(&scene::drafter(&config));
+        let target = scene::target();
+        hspec_core::drafter::load(dir.path(), &target, target.device()).unwrap();
     }
 }
 

@@ -130,8 +130,8 @@ pub fn drafter(config: &Value) -> DSpark<B> {
     let shape = config.shape(file).unwrap();
     let kept: Vec<TokenId> = (0..shape.draft_vocab_size as u32).map(|i| TokenId(2 * i + 1)).collect();
     let vocab = match shape.draft_vocab_size {
-        VOCAB => DraftVocab::full(VOCAB),
-        _ => DraftVocab::new(kept, VOCAB, file).unwrap(),
+        whole if whole == shape.vocab_size => DraftVocab::full(whole),
+        _ => DraftVocab::new(kept, shape.vocab_size, file).unwrap(),
     };
     let fresh = DSparkModel::<B>::init(&shape, &device);
     let shapes = params::list(&fresh);

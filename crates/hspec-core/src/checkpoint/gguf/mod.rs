@@ -101,6 +101,11 @@ impl Gguf {
         self.tensors.get(name).map(|entry| entry.dims.iter().rev().copied().collect())
     }
 
+    /// Whether a tensor's values are decoded from blocks that hold less than they once were.
+    pub(super) fn quantised(&self, name: &str) -> bool {
+        self.tensors.get(name).is_some_and(|entry| entry.kind.block().0 > 1)
+    }
+
     /// A tensor's values as f32, with the rows of Llama's q and k projections in Hugging Face's order.
     pub fn tensor(&self, name: &str) -> Option<TensorData> {
         self.tensors.get(name).map(|entry| self.read(name, entry))

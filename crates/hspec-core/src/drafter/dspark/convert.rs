@@ -51,7 +51,8 @@ pub(super) fn convert(
     if let Some(reason) = obstacle(shape, to) {
         return Err(reason);
     }
-    let target_layers = target.map(|target| target.layers).or_else(|| known(config, "num_target_layers"));
+    // The two are equal where both are known: another target has been refused.
+    let target_layers = shape.target_layers.or(target.map(|target| target.layers));
     let written = match to {
         Format::Speculators => DSparkConfig::Speculators(speculators(config, shape, target, target_layers)),
         Format::DeepSpec => DSparkConfig::DeepSpec(deepspec(config, shape, target_layers.ok_or(
@@ -121,6 +122,8 @@ fn obstacle(s: &DSparkShape, to: Format) -> Option<String> {
 /// What has to survive.
 fn meaning(shape: &DSparkShape) -> DSparkShape {
     let mut shape = shape.clone();
+    // The target at hand may add it.
+    shape.target_layers = None;
     // Two words for a backbone without heads; and rules for windows that are not there.
     shape.kind = if shape.kind == Kind::DSpark { Kind::DFlash } else { shape.kind };
     shape.confidence_with_markov &= shape.confidence;
@@ -131,16 +134,13 @@ fn meaning(shape: &DSparkShape) -> DSparkShape {
 }
 
 /// A number that only some layouts have a place for.
-fn known<T: TryFrom<u64>>(config: &DSparkConfig, key: &str) -> Option<T> {
+fn known(config: &DSparkConfig, key: &str) -> Option<u64> {
     let value = match config {
-        DSparkConfig::DeepSpec(config) if key == "num_target_layers" => {
-            return T::try_from(config.num_target_layers? as u64).ok();
-        }
         DSparkConfig::DeepSpec(config) => config.layer.extra.get(key),
         DSparkConfig::Speculators(config) => config.extra.get(key),
-        DSparkConfig::ZLab(config) => config.dflash_config.get(key).or(config.layer.extra.get(key)),
+        DSparkConfig::ZLab(config) => config.field(key),
     };
-    T::try_from(value?.as_u64()?).ok()
+    value?.as_u64()
 }
 
 /// The layers alone, with everything spelt out that readers have other defaults for.
@@ -170,7 +170,7 @@ fn speculators(
     let mut extra = Map::from_iter([("tie_word_embeddings".to_owned(), json!(false))]);
     // For the way back.
     for (key, value) in [
-        ("num_anchors", known::<u64>(config, "num_anchors")),
+        ("num_anchors", known(config, "num_anchors")),
         ("num_target_layers", target_layers.map(|n| n as u64)),
     ] {
         extra.extend(value.map(|value| (key.to_owned(), json!(value))));
@@ -303,6 +303,7 @@ mod tests {
         assert_eq!(back["aux_hidden_state_layer_ids"], json!([0, 3]));
         assert_eq!((&back["sample_from_anchor"], &back["draft_vocab_size"]), (&json!(false), &json!(20)));
         assert!(back.get("markov_rank").is_none());
+        assert_eq!(read(&back).shape.target_layers, Some(5));
         assert_eq!(meaning(&read(&back).shape), meaning(&read(&config).shape));
     }
 

@@ -55,6 +55,7 @@ impl DeepSpecFile {
             mask_token: TokenId(self.mask_token_id),
             layout: Layout::AnchorPredicts,
             feature_layers: entered(&self.target_layer_ids, self.num_target_layers, file)?,
+            target_layers: self.num_target_layers,
             markov,
             confidence: self.enable_confidence_head,
             confidence_with_markov: self.confidence_head_with_markov.unwrap_or(false),

@@ -107,6 +107,8 @@ pub struct DSparkShape {
     pub layout: Layout,
     /// Hidden ids of the target that are fused, ascending: the residual streams *entering* these layers.
     pub feature_layers: Vec<usize>,
+    /// Layers of the target, where the file says.
+    pub target_layers: Option<usize>,
     /// Corrects logits by the token before.
     pub markov: Option<MarkovShape>,
     /// Whether it predicts acceptance.
@@ -174,6 +176,7 @@ impl DSparkShape {
             mask_token: TokenId(0),
             layout: Layout::SlotPredictsItself,
             feature_layers: Vec::new(),
+            target_layers: None,
             markov: None,
             confidence: false,
             confidence_with_markov: false,
@@ -227,10 +230,15 @@ impl DSparkShape {
                 }
             }
         }
-        if let Some(domino) = self.domino
-            && (domino.emb_dim == 0 || domino.gru_hidden_dim == 0)
-        {
-            return refuse("emb_dim and gru_hidden_dim", format!("{domino:?}"), "positive sizes".into());
+        if let Some(domino) = self.domino {
+            if domino.emb_dim == 0 || domino.gru_hidden_dim == 0 {
+                return refuse("emb_dim and gru_hidden_dim", format!("{domino:?}"), "positive sizes".into());
+            }
+            let (prefix, most) = (domino.pure_draft_prefix_len, self.max_draft() - 1);
+            if prefix > most {
+                let expected = format!("at most {most}, so that a slot is corrected");
+                return refuse("pure_draft_prefix_len", prefix.to_string(), expected);
+            }
         }
         let scales = [("output_multiplier", self.output_multiplier), ("final_logit_softcapping", self.cap())];
         if let Some((field, x)) = scales.into_iter().find(|(_, x)| !(x.is_finite() && *x > 0.0)) {
@@ -278,6 +286,9 @@ impl DSparkShape {
             }
         }
         let layers = target.num_hidden_layers;
+        if let Some(stated) = self.target_layers.filter(|&stated| stated != layers) {
+            return other(format!("its num_target_layers is {stated}, the target has {layers}"));
+        }
         match self.feature_layers.last().filter(|&&last| last >= layers) {
             Some(last) => other(format!(
                 "it reads what enters layer {last}, and the target has {layers} layers, from 0"

@@ -5,6 +5,7 @@ use super::{DSparkShape, Kind, Layout, deepspec};
 use crate::{
     Error, Result, TokenId,
     config::{LayerConfig, SpeculatorsConfig},
+    drafter::stated::target_layers,
 };
 use hspec_attn::WindowRule;
 use serde::{Deserialize, Serialize};
@@ -84,6 +85,7 @@ impl SpeculatorsFile {
                 None => layout,
             },
             feature_layers: self.aux_hidden_state_layer_ids.clone(),
+            target_layers: target_layers(&self.extra),
             markov: deepspec::markov(rank, self.markov_head_type.as_deref(), file)?,
             confidence: self.enable_confidence_head.unwrap_or(false),
             confidence_with_markov: self.confidence_head_with_markov.unwrap_or(false),

@@ -211,8 +211,11 @@ impl Eagle3Shape {
         if let Some(stated) = self.target_layers.filter(|&stated| stated != layers) {
             return other(format!("its num_target_layers is {stated}, the target has {layers}"));
         }
-        match self.feature_layers.last().filter(|&&last| last > layers) {
-            Some(last) => other(format!("it reads hidden id {last}, and the target has {layers} layers")),
+        // What leaves the last layer has two meanings: before the final norm here, and behind it elsewhere.
+        match self.feature_layers.last().filter(|&&last| last >= layers) {
+            Some(last) => other(format!(
+                "it reads what enters layer {last}, and the target has {layers} layers, from 0"
+            )),
             None => Ok(()),
         }
     }

@@ -44,9 +44,7 @@ pub(super) fn convert(
             if let Some(reason) = obstacle(stated) {
                 return Err(reason);
             }
-            let stated_layers = file.extra.get("num_target_layers").and_then(Value::as_u64);
-            let target_layers =
-                target.map(|t| t.layers).or(stated_layers.and_then(|n| usize::try_from(n).ok()));
+            let target_layers = shape.target_layers.or(target.map(|target| target.layers));
             Eagle3Config::DeepSpec(deepspec(file, shape, target, target_layers.ok_or(
                 "it says how many layers the target has, which this drafter's files do not: the target is needed",
             )?))

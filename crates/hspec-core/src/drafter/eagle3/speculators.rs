@@ -5,6 +5,7 @@ use super::{Eagle3Shape, config::ascending};
 use crate::{
     Error, Result, TokenId,
     config::{LayerConfig, SpeculatorsConfig},
+    drafter::stated::target_layers,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -51,7 +52,7 @@ fn d32000() -> usize {
 }
 
 impl SpeculatorsFile {
-    pub(super) fn shape(&self, target_layers: Option<usize>, file: &Path) -> Result<Eagle3Shape> {
+    pub(super) fn shape(&self, at_hand: Option<usize>, file: &Path) -> Result<Eagle3Shape> {
         let refuse =
             |field: &str, found: String, expected: String| Err(Error::invalid(file, field, found, expected));
         let shape =
@@ -77,7 +78,7 @@ impl SpeculatorsFile {
             let expected = format!("1 to {}", shape.vocab_size);
             return refuse("draft_vocab_size", self.draft_vocab_size.to_string(), expected);
         }
-        let feature_layers = match (&self.eagle_aux_hidden_state_layer_ids, target_layers) {
+        let feature_layers = match (&self.eagle_aux_hidden_state_layer_ids, at_hand) {
             (Some(ids), _) => ids.clone(),
             (None, Some(n)) => vec![2, n / 2, n.saturating_sub(3)],
             (None, None) => return refuse(AUX, "nothing".into(), "ids, or the target at hand".into()),
@@ -92,6 +93,7 @@ impl SpeculatorsFile {
         Ok(Eagle3Shape {
             draft_vocab_size: self.draft_vocab_size,
             feature_layers,
+            target_layers: target_layers(&self.extra),
             norm_before_fc: self.norm_before_fc,
             fc_norm: self.fc_norm,
             norm_before_residual: self.norm_before_residual,

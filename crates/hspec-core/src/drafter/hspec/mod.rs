@@ -3,9 +3,10 @@
 mod io;
 mod model;
 mod session;
-pub(super) mod stated;
+mod stated;
 
 pub use model::{HSpecModel, SubLayer};
+pub(super) use stated::{WORDS, state};
 
 use super::DraftVocab;
 use crate::{

@@ -15,6 +15,8 @@ mod train;
 pub use cod::{Cod, Samples};
 pub use train::PackedPairs;
 
+// Its configuration is that of EAGLE-3 with a mask token.
+pub(super) use super::eagle3::state;
 use super::{eagle3::Eagle3, registry::Source};
 use crate::{Error, Result, TokenId, checkpoint::StoreAs, target::Target};
 use burn::tensor::{Tensor, backend::Backend};
