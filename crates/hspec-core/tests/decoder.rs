@@ -181,6 +181,21 @@ fn greedy_speculation_emits_what_plain_decoding_emits() {
     }
 }
 
+/// Blocks are filled with the mask token; output that is cut where that token stands would lose text.
+#[test]
+fn a_mask_token_in_the_text_is_a_token_like_any_other() {
+    let (target, drafter) = (target(4096), random_drafter());
+    let mask = TokenId(drafter.config.mask_token_id);
+    let prompt = vec![mask; 6];
+    let case = greedy(&prompt, 12, &[]);
+    let plain = case.run(&target, None).tokens;
+    assert_eq!(case.run(&target, Some(&drafter)).tokens, plain);
+    // A drafter that proposes nothing but mask tokens.
+    let masks = Oracle { answer: vec![mask; 64], ..Oracle::new(&plain, prompt.len()) };
+    assert_eq!(case.run(&target, Some(&masks)).tokens, plain);
+    assert_eq!(plain.len(), 12);
+}
+
 /// A drafter may propose fewer tokens than it is asked for, and none at all.
 #[test]
 fn short_proposals_are_short_rounds() {

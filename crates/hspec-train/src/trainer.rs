@@ -287,7 +287,8 @@ impl<B: AutodiffBackend> Trainer<'_, B> {
 
     fn fresh(&self, training: &[Response]) -> Result<HSpec<B::InnerBackend>> {
         let config = warm::config(self.recipe, self.target, self.target_name, self.recipe_file)?;
-        let kept = vocab::most_frequent(training, self.target.config().vocab_size, config.draft_vocab_size);
+        let (all, kept) = (self.target.config().vocab_size, config.draft_vocab_size);
+        let kept = vocab::most_frequent(training, self.stop_tokens, all, kept);
         warm::drafter(config, self.target, kept, self.recipe, self.recipe_file)
     }
 

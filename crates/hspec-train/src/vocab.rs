@@ -3,13 +3,24 @@
 use crate::responses::Response;
 use hspec_core::TokenId;
 
-/// The `size` most frequent response tokens (ties: the lower id), filled up with the lowest unused ids;
-/// ascending.
-pub fn most_frequent(responses: &[Response], vocab: usize, size: usize) -> Vec<TokenId> {
+/// The `required` tokens and the most frequent response tokens (ties: the lower id), filled up with the
+/// lowest unused ids: `size` in all, ascending. A vocabulary without the tokens that end an answer could never
+/// draft an end.
+pub fn most_frequent(
+    responses: &[Response],
+    required: &[TokenId],
+    vocab: usize,
+    size: usize,
+) -> Vec<TokenId> {
     let mut counts = vec![0u64; vocab];
     for token in responses.iter().flat_map(|r| &r.response_ids) {
         if let Some(count) = counts.get_mut(token.index()) {
             *count += 1;
+        }
+    }
+    for token in required {
+        if let Some(count) = counts.get_mut(token.index()) {
+            *count = u64::MAX;
         }
     }
     let mut ids: Vec<u32> = (0..vocab as u32).collect();
@@ -37,8 +48,10 @@ mod tests {
         let response =
             Response { id: "a".into(), prompt_ids: ids(&[9]), response_ids: ids(&[7, 5, 7, 6, 5]) };
         let responses = [response];
-        assert_eq!(most_frequent(&responses, 10, 2), ids(&[5, 7]));
-        assert_eq!(most_frequent(&responses, 10, 5), ids(&[0, 1, 5, 6, 7]));
+        assert_eq!(most_frequent(&responses, &[], 10, 2), ids(&[5, 7]));
+        assert_eq!(most_frequent(&responses, &[], 10, 5), ids(&[0, 1, 5, 6, 7]));
         assert_eq!(coverage(&responses, &ids(&[5, 7])), 0.8);
+        // The end of an answer is kept though no answer had one.
+        assert_eq!(most_frequent(&responses, &ids(&[9]), 10, 2), ids(&[5, 9]));
     }
 }

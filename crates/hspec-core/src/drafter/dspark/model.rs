@@ -92,7 +92,7 @@ pub struct DSparkModel<B: Backend> {
     pub confidence_head: Option<ConfidenceHead<B>>,
     /// Chooses among the best tokens of a slot, in DFlash-2.
     pub candidate_selector: Option<CandidateSelector<B>>,
-    /// Reads the block's tokens, in Domino: see [`DSparkModel::domino`].
+    /// Reads the block's tokens, in Domino: a correction is built over it for each pass.
     pub prefix_gru: Option<Gru<B>>,
     /// Corrects logits by what the recurrence read, in Domino.
     pub embed_proj: Option<(Linear<B>, Silu, Linear<B>)>,
