@@ -3,7 +3,6 @@
 mod hspec;
 mod hspec_check;
 mod hspec_extensions;
-mod hspec_size;
 mod layer;
 mod rope;
 mod target;
