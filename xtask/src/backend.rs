@@ -8,7 +8,6 @@ use std::str::FromStr;
 #[cfg(not(any(feature = "flex", feature = "ndarray", feature = "cuda")))]
 compile_error!("xtask needs a backend: build with one of the features flex (default), ndarray and cuda");
 
-const KNOWN: [&str; 3] = ["flex", "ndarray", "cuda"];
 const DEFAULT: &str = if cfg!(feature = "flex") {
     "flex"
 } else if cfg!(feature = "ndarray") {
@@ -28,33 +27,53 @@ pub(crate) struct Common {
     threads: Option<u16>,
 }
 
-/// A backend that is built in.
+/// A backend, whether or not it is built in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Name {
-    #[cfg(feature = "flex")]
     Flex,
-    #[cfg(feature = "ndarray")]
     Ndarray,
-    #[cfg(feature = "cuda")]
     Cuda,
+}
+
+impl Name {
+    const ALL: [Self; 3] = [Self::Flex, Self::Ndarray, Self::Cuda];
+
+    fn word(self) -> &'static str {
+        match self {
+            Self::Flex => "flex",
+            Self::Ndarray => "ndarray",
+            Self::Cuda => "cuda",
+        }
+    }
+
+    fn built_in(self) -> bool {
+        match self {
+            Self::Flex => cfg!(feature = "flex"),
+            Self::Ndarray => cfg!(feature = "ndarray"),
+            Self::Cuda => cfg!(feature = "cuda"),
+        }
+    }
+
+    /// The error of a backend that is not built in.
+    pub(crate) fn absent<T>(self) -> anyhow::Result<T> {
+        anyhow::bail!(
+            "--backend {self}: not built in; run `cargo run --release -p xtask --features {self} -- COMMAND ...`"
+        )
+    }
+}
+
+impl std::fmt::Display for Name {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.word())
+    }
 }
 
 impl FromStr for Name {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            #[cfg(feature = "flex")]
-            "flex" => Ok(Self::Flex),
-            #[cfg(feature = "ndarray")]
-            "ndarray" => Ok(Self::Ndarray),
-            #[cfg(feature = "cuda")]
-            "cuda" => Ok(Self::Cuda),
-            _ if KNOWN.contains(&text) => Err(format!(
-                "not built in; run `cargo run --release -p xtask --features {text} -- COMMAND ...`"
-            )),
-            _ => Err(format!("known are {}", KNOWN.join(", "))),
-        }
+        let known = Self::ALL.map(Self::word).join(", ");
+        Self::ALL.into_iter().find(|name| name.word() == text).ok_or_else(|| format!("known are {known}"))
     }
 }
 
@@ -62,6 +81,9 @@ impl Common {
     /// Sets the number of threads and makes sure that there is a device. To be called once, before
     /// anything computes.
     pub(crate) fn prepare(&self) -> anyhow::Result<()> {
+        if !self.backend.built_in() {
+            return self.backend.absent();
+        }
         if let Some(threads) = self.threads {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads.into());
             pool.build_global().context("--threads")?;
@@ -104,6 +126,9 @@ macro_rules! with_backend {
                 let $device = Default::default();
                 $body
             }
+            // Refused above; here for builds that lack one.
+            #[allow(unreachable_patterns)]
+            name => name.absent::<std::convert::Infallible>().map(|never| match never {})?,
         }
     }};
 }
@@ -150,15 +175,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_that_are_not_built_in_tell_the_feature() {
-        assert!("flex".parse::<Name>().is_ok() || !cfg!(feature = "flex"));
-        for name in KNOWN {
-            if let Err(message) = name.parse::<Name>() {
+    fn a_backend_that_is_not_built_in_is_refused_with_its_feature() {
+        for name in Name::ALL {
+            assert_eq!(name.word().parse(), Ok(name));
+            let common = Common { backend: name, threads: None };
+            if !name.built_in() {
+                let message = common.prepare().unwrap_err().to_string();
                 assert!(message.contains(&format!("--features {name}")), "{message}");
             }
         }
         assert_eq!("tpu".parse::<Name>().unwrap_err(), "known are flex, ndarray, cuda");
-        assert!(DEFAULT.parse::<Name>().is_ok());
+        assert!(DEFAULT.parse::<Name>().is_ok_and(Name::built_in));
     }
 
     #[test]

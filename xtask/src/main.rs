@@ -4,6 +4,7 @@
 //! 1 failed, 2 wrong usage.
 
 mod backend;
+mod bench;
 mod demo;
 mod eval;
 mod export;
@@ -13,6 +14,7 @@ mod inspect;
 mod kv_table;
 mod model;
 mod output;
+mod parity;
 mod progress;
 mod test;
 mod train;
@@ -47,6 +49,8 @@ enum Command {
     Inspect(inspect::Args),
     Export(export::Args),
     KvTable(kv_table::Args),
+    Bench(bench::Args),
+    Parity(parity::Args),
 }
 
 fn main() -> ExitCode {
@@ -65,6 +69,8 @@ fn main() -> ExitCode {
         Command::Inspect(args) => inspect::run(args),
         Command::Export(args) => export::run(args),
         Command::KvTable(args) => kv_table::run(args),
+        Command::Bench(args) => bench::run(args),
+        Command::Parity(args) => parity::run(args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

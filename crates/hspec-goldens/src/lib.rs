@@ -1,11 +1,15 @@
 //! Reads the numeric fixtures that the tests compare against (`tests/goldens`, or the folder of the
 //! same layout that `HSPEC_GOLDENS` names) and compares tensors the way their notes ask for.
 //!
-//! A test-only crate: it panics with the name of the file or tensor that is wrong.
+//! For tests: it panics with the name of the file or tensor that is wrong. Commands use [`Golden::read`] and
+//! [`Golden::get`], which return it.
 
 use burn::tensor::{Int, Tensor, TensorData, backend::Backend};
 use safetensors::{Dtype, SafeTensors};
-use std::{collections::BTreeMap, path::PathBuf};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
 /// The folder with `hspec/` and `targets/` in it.
 pub fn root() -> PathBuf {
@@ -41,14 +45,26 @@ pub struct Golden {
 impl Golden {
     /// Opens `root()/name.safetensors` and `root()/name.json`.
     pub fn open(name: &str) -> Self {
-        let path = root().join(format!("{name}.safetensors"));
-        let bytes = std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-        let file = SafeTensors::deserialize(&bytes).unwrap_or_else(|e| panic!("{name}: {e}"));
-        let tensors = file.iter().map(|(n, t)| (n.to_owned(), data(&t))).collect();
-        let notes = std::fs::read(path.with_extension("json")).map_or(serde_json::Value::Null, |b| {
-            serde_json::from_slice(&b).unwrap_or_else(|e| panic!("{name}.json: {e}"))
-        });
-        Self { name: name.to_owned(), tensors, notes }
+        Self::read(&root(), name).unwrap_or_else(|e| panic!("{e}"))
+    }
+
+    /// Opens `folder/name.safetensors` and `folder/name.json`, the latter if it is there.
+    ///
+    /// # Errors
+    /// The name of the file that cannot be read and why.
+    pub fn read(folder: &Path, name: &str) -> Result<Self, String> {
+        let path = folder.join(format!("{name}.safetensors"));
+        let bytes = std::fs::read(&path).map_err(|e| format!("{}: {e}", path.display()))?;
+        let file = SafeTensors::deserialize(&bytes).map_err(|e| format!("{}: {e}", path.display()))?;
+        let tensor = |(n, t): (&str, _)| Ok((n.to_owned(), data(&t)?));
+        let tensors = file.iter().map(tensor).collect::<Result<_, String>>();
+        let tensors = tensors.map_err(|e| format!("{}: {e}", path.display()))?;
+        let path = path.with_extension("json");
+        let notes = match std::fs::read(&path) {
+            Ok(b) => serde_json::from_slice(&b).map_err(|e| format!("{}: {e}", path.display()))?,
+            Err(_) => serde_json::Value::Null,
+        };
+        Ok(Self { name: name.to_owned(), tensors, notes })
     }
 
     /// The `cases` of the notes as (name, case) pairs.
@@ -69,7 +85,15 @@ impl Golden {
 
     /// A tensor's data as stored (u8 flags and i64 ids included).
     pub fn data(&self, name: &str) -> TensorData {
-        self.tensors.get(name).unwrap_or_else(|| panic!("{} has no tensor {name}", self.name)).clone()
+        self.get(name).unwrap_or_else(|e| panic!("{e}")).clone()
+    }
+
+    /// A tensor's data as stored.
+    ///
+    /// # Errors
+    /// The name of the fixture and of the tensor that it lacks.
+    pub fn get(&self, name: &str) -> Result<&TensorData, String> {
+        self.tensors.get(name).ok_or_else(|| format!("{} has no tensor {name}", self.name))
     }
 
     /// A float tensor.
@@ -93,16 +117,16 @@ impl Golden {
     }
 }
 
-fn data(view: &safetensors::tensor::TensorView<'_>) -> TensorData {
+fn data(view: &safetensors::tensor::TensorView<'_>) -> Result<TensorData, String> {
     let (bytes, shape) = (view.data(), view.shape().to_vec());
-    match view.dtype() {
+    Ok(match view.dtype() {
         Dtype::F32 => TensorData::new(bytemuck::pod_collect_to_vec::<u8, f32>(bytes), shape),
         Dtype::F64 => TensorData::new(bytemuck::pod_collect_to_vec::<u8, f64>(bytes), shape),
         Dtype::I64 => TensorData::new(bytemuck::pod_collect_to_vec::<u8, i64>(bytes), shape),
         Dtype::I32 => TensorData::new(bytemuck::pod_collect_to_vec::<u8, i32>(bytes), shape),
         Dtype::U8 | Dtype::BOOL => TensorData::new(bytes.to_vec(), shape),
-        other => panic!("fixture of type {other:?}"),
-    }
+        other => return Err(format!("fixture of type {other:?}")),
+    })
 }
 
 /// Tolerance of module outputs: `1e-5 (1 + max|ref|)`.

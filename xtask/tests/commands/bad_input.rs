@@ -309,7 +309,17 @@ fn wrong_usage() {
     ] {
         refused(&scene, &args, USAGE, parts);
     }
-    if !cfg!(feature = "cuda") {
-        refused(&scene, &with(&["--backend", "cuda"]), USAGE, &["not built in", "--features cuda"]);
+    // Before anything is read: neither a target nor a device.
+    for command in ["generate", "bench", "parity"] {
+        let mut args = vec![command, "--backend", "cuda", "--target", "absent"];
+        if command == "generate" {
+            args.extend(["--prompt", "w1"]);
+        }
+        let parts: &[&str] = match cfg!(feature = "cuda") {
+            false => &["not built in", "--features cuda"],
+            true if !std::path::Path::new("/dev/nvidia0").exists() => &["no NVIDIA GPU is visible"],
+            true => continue,
+        };
+        refused(&scene, &args, FAILED, parts);
     }
 }

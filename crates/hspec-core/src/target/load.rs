@@ -28,7 +28,10 @@ impl<B: Backend> Target<B> {
     /// # Errors
     /// A tensor that is missing or has another shape.
     pub fn from_weights(config: TargetConfig, weights: &Weights, device: &B::Device) -> Result<Self> {
-        let reader = Reader::<B> { weights, device };
+        Self::build(config, &Reader { weights, device }, device)
+    }
+
+    pub(super) fn build(config: TargetConfig, reader: &impl Source<B>, device: &B::Device) -> Result<Self> {
         let (h, d) = (config.hidden_size, config.head_dim);
         let (heads, kv) = (config.num_attention_heads * d, config.num_key_value_heads * d);
         let norm = |name: String, n: usize| -> Result<RmsNorm<B>> {
@@ -62,7 +65,7 @@ impl<B: Backend> Target<B> {
         };
         let embed = reader.tensor::<2>("model.embed_tokens.weight", [config.vocab_size, h])?;
         // A file may state tied embeddings and still carry a head; then the head is the one to use.
-        let lm_head = if config.tie_word_embeddings && !weights.contains("lm_head.weight") {
+        let lm_head = if config.tie_word_embeddings && !reader.contains("lm_head.weight") {
             Linear::new(embed.clone(), None)
         } else {
             linear("lm_head".to_owned(), config.vocab_size, h, false)?
@@ -79,12 +82,25 @@ impl<B: Backend> Target<B> {
     }
 }
 
+/// Where the tensors of a target come from.
+pub(super) trait Source<B: Backend> {
+    /// Whether there is a tensor of this name.
+    fn contains(&self, name: &str) -> bool;
+
+    /// The tensor of this name and shape.
+    fn tensor<const D: usize>(&self, name: &str, shape: [usize; D]) -> Result<Tensor<B, D>>;
+}
+
 struct Reader<'a, B: Backend> {
     weights: &'a Weights,
     device: &'a B::Device,
 }
 
-impl<B: Backend> Reader<'_, B> {
+impl<B: Backend> Source<B> for Reader<'_, B> {
+    fn contains(&self, name: &str) -> bool {
+        self.weights.contains(name)
+    }
+
     fn tensor<const D: usize>(&self, name: &str, shape: [usize; D]) -> Result<Tensor<B, D>> {
         let data: TensorData = self.weights.tensor(name)?.ok_or_else(|| {
             Error::invalid(

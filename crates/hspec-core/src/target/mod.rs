@@ -2,6 +2,7 @@
 
 mod layer;
 mod load;
+mod random;
 
 use crate::{Error, Result, TokenId, config::TargetConfig};
 use burn::tensor::{Int, Tensor, TensorData, backend::Backend};
