@@ -6,6 +6,8 @@
 mod answers;
 mod bad_input;
 mod checkpoints;
+#[cfg(unix)]
+mod measure;
 mod scene;
 #[path = "../../../crates/hspec-eval/tests/runner/support.rs"]
 mod support;

@@ -79,10 +79,15 @@ impl Scene {
 
     /// Runs a command in the folder.
     pub fn run(&self, args: &[&str]) -> Ended {
+        self.run_with(args, &[])
+    }
+
+    /// Runs a command in the folder with some variables set.
+    pub fn run_with(&self, args: &[&str], variables: &[(&str, &str)]) -> Ended {
         let mut command = Command::new(env!("CARGO_BIN_EXE_xtask"));
         command.args(args).current_dir(self.dir.path()).env_remove("RUST_LOG").env_remove("HSPEC_MODELS");
         // Without cargo's variable the folder itself counts as the workspace.
-        command.env_remove("CARGO_MANIFEST_DIR");
+        command.env_remove("CARGO_MANIFEST_DIR").envs(variables.iter().copied());
         let output = command.output().unwrap();
         let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
         Ended { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
