@@ -140,16 +140,24 @@ fn command() -> String {
 fn target<B: Backend>(
     path: Option<&PathBuf>,
     shape: Option<Shape>,
+    free: Option<u64>,
     device: &B::Device,
 ) -> anyhow::Result<(Target<B>, String)> {
     if let Some(shape) = shape {
         // Not random from run to run.
         B::seed(device, 0);
         let name = clap::ValueEnum::to_possible_value(&shape).context("every shape has a name")?;
-        return Ok((
-            Target::random(shape.config()?, None, device)?,
-            format!("random weights of {}", name.get_name()),
-        ));
+        let config = shape.config()?;
+        let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
+        let needed = shape::bytes(&config);
+        if let Some(free) = free.filter(|&free| needed > free) {
+            let (needed, free) = (gib(needed), gib(free));
+            anyhow::bail!(
+                "--shape {}: takes {needed:.0} GiB in f32, {free:.0} GiB are free",
+                name.get_name()
+            );
+        }
+        return Ok((Target::random(config, None, device)?, format!("random weights of {}", name.get_name())));
     }
     let path = path.cloned().unwrap_or_else(default_target);
     let hint =
@@ -161,7 +169,8 @@ fn target<B: Backend>(
 
 fn measure<B: Backend>(args: &Args, device: &B::Device) -> anyhow::Result<Document> {
     let start = Instant::now();
-    let (target, name) = target::<B>(args.target.as_ref(), args.shape, device)?;
+    let cuda = args.backend.backend == Name::Cuda;
+    let (target, name) = target::<B>(args.target.as_ref(), args.shape, free_memory(cuda), device)?;
     let scene = Scene::new(target)?;
     let works = if args.work.is_empty() { &Work::ALL[..] } else { &args.work };
     let mut peers = peers(args, &scene)?;
@@ -180,7 +189,6 @@ fn measure<B: Backend>(args: &Args, device: &B::Device) -> anyhow::Result<Docume
     }
     drop((peers, progress));
     let sweep = if args.sweep {
-        let cuda = args.backend.backend == Name::Cuda;
         let minutes = SWEEP_MINUTES[usize::from(cuda)];
         let until = until.unwrap_or_else(|| Instant::now() + Duration::from_secs_f64(60.0 * minutes));
         sweep::run(scene, &sweep::Limits { until, memory: free_memory(cuda) })?

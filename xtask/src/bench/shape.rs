@@ -36,6 +36,15 @@ impl Shape {
     }
 }
 
+/// Bytes of a target's weights in f32.
+pub(crate) fn bytes(target: &TargetConfig) -> u64 {
+    let (h, d) = (target.hidden_size, target.head_dim);
+    let attention = 2 * h * d * (target.num_attention_heads + target.num_key_value_heads);
+    let layer = attention + 3 * h * target.intermediate_size;
+    let tables = target.vocab_size * h * if target.tie_word_embeddings { 1 } else { 2 };
+    ((target.num_hidden_layers * layer + tables) * size_of::<f32>()) as u64
+}
+
 /// Tokens packed into a training step, and those of each document in it.
 pub(crate) const PACKED: usize = 1024;
 pub(crate) const DOCUMENT: usize = 256;
@@ -149,6 +158,14 @@ mod tests {
         let loop_of = |r: &Recipe| (r.train.tokens_per_step, r.train.anchors_per_step, r.train.optimizer);
         assert_eq!(loop_of(&ours), loop_of(&shipped));
         assert_eq!((ours.train.ce, ours.train.tv), (shipped.train.ce, shipped.train.tv));
+    }
+
+    /// 134.5 M and 8.19 B parameters, as published.
+    #[test]
+    fn weights_are_counted() {
+        let millions = |shape: Shape| bytes(&shape.config().unwrap()) as f64 / 4e6;
+        assert!((millions(Shape::Smollm2) - 134.5).abs() < 0.1);
+        assert!((millions(Shape::Qwen3_8b) - 8190.0).abs() < 2.0);
     }
 
     #[test]
