@@ -106,7 +106,7 @@ impl<B: Backend> MarkovHead<B> {
 
     /// Width of the token features.
     pub fn rank(&self) -> usize {
-        self.markov_w2.weight.dims()[1]
+        self.markov_w2.shape()[1]
     }
 
     /// What `W₂` reads, `[m, r]`, and the state after the slot: token features `[m, r]` and hidden

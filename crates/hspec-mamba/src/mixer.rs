@@ -65,7 +65,7 @@ impl<B: Backend> Mamba2Mixer<B> {
 
     /// The sizes, read off the weights.
     pub fn config(&self) -> MambaConfig {
-        let [hidden, d_inner] = self.out_proj.weight.dims();
+        let [hidden, d_inner] = self.out_proj.shape();
         let [conv_dim, _, conv_kernel] = self.conv1d.weight.dims();
         let [num_heads] = self.A_log.dims();
         MambaConfig {
