@@ -5,7 +5,7 @@ use burn::{
     module::{Module, Param, ParamId},
     tensor::{Distribution, Int, Tensor, activation::sigmoid, backend::Backend},
 };
-use hspec_nn::Linear;
+use hspec_nn::{Linear, WeightStorage};
 use std::{fmt, str::FromStr};
 
 /// What lies between the two factors of the head.
@@ -92,6 +92,17 @@ impl<B: Backend> MarkovHead<B> {
             markov_w2: Linear::random(rank, draft_vocab, false, INIT_STD, device),
             gate_proj: (kind == MarkovKind::Gated).then(|| linear(hidden + rank, rank)),
             joint_proj: (kind == MarkovKind::Rnn).then(|| linear(2 * rank + hidden, 3 * rank)),
+        }
+    }
+
+    /// The same head for inference, see [`Linear::prepack`].
+    #[must_use]
+    pub fn prepack(self, storage: WeightStorage) -> Self {
+        Self {
+            markov_w2: self.markov_w2.prepack(storage),
+            gate_proj: self.gate_proj.map(|l| l.prepack(storage)),
+            joint_proj: self.joint_proj.map(|l| l.prepack(storage)),
+            ..self
         }
     }
 

@@ -8,7 +8,7 @@ use burn::{
     module::{Module, Param, ParamId},
     tensor::{DType, Tensor, backend::Backend},
 };
-use hspec_nn::{Linear, RmsNorm, contiguous, silu};
+use hspec_nn::{Linear, RmsNorm, WeightStorage, contiguous, silu};
 
 /// Standard deviation of fresh weights.
 const INIT_STD: f64 = 0.02;
@@ -61,6 +61,12 @@ impl<B: Backend> Mamba2Mixer<B> {
             out_proj: Linear::random(config.d_inner(), config.hidden, false, INIT_STD, device),
             n_groups: config.n_groups,
         }
+    }
+
+    /// The same mixer for inference, see [`Linear::prepack`].
+    #[must_use]
+    pub fn prepack(self, storage: WeightStorage) -> Self {
+        Self { in_proj: self.in_proj.prepack(storage), out_proj: self.out_proj.prepack(storage), ..self }
     }
 
     /// The sizes, read off the weights.

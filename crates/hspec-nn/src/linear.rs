@@ -16,10 +16,12 @@ const FEW_ROWS: usize = 64;
 /// cases.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum WeightStorage {
-    /// As f32.
+    /// As bf16, half the bytes to read, where every weight of the matrix is a bf16 number; as f32 elsewhere.
     #[default]
+    Lossless,
+    /// As f32.
     F32,
-    /// As bf16, half the bytes to read: exact where the weights are bf16 numbers, rounded elsewhere.
+    /// As bf16, each weight rounded to nearest.
     Bf16,
 }
 

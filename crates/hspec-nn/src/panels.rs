@@ -34,12 +34,13 @@ impl std::fmt::Debug for Panels {
 }
 
 impl Panels {
-    /// Packs `w: [out, in]`, row-major; for bf16, values are rounded to nearest.
+    /// Packs `w: [out, in]`, row-major.
     pub fn pack(w: &[f32], output: usize, input: usize, storage: WeightStorage) -> Self {
         assert_eq!(w.len(), output * input);
         let row = |o: usize| w.get(o * input..(o + 1) * input);
-        let stored = match storage {
-            WeightStorage::F32 => {
+        let exact = storage == WeightStorage::Lossless && w.iter().all(|x| x.to_bits() & 0xffff == 0);
+        let stored = match if exact { WeightStorage::Bf16 } else { storage } {
+            WeightStorage::F32 | WeightStorage::Lossless => {
                 let mut lines = vec![Line([0f32; 16]); output.div_ceil(PANEL) * input * 2];
                 for o in 0..output {
                     let (panel, lane) = (o / PANEL * input, o % PANEL);
@@ -69,7 +70,7 @@ impl Panels {
         [self.output, self.input]
     }
 
-    /// How the weights are stored.
+    /// How the weights are stored: as f32 or as bf16.
     pub fn storage(&self) -> WeightStorage {
         match self.stored {
             Stored::F32(_) => WeightStorage::F32,
@@ -140,8 +141,12 @@ mod tests {
             let narrow: Vec<f32> = w.iter().map(|x| f32::from_bits(u32::from(round(*x)) << 16)).collect();
             let panels = Panels::pack(&w, output, input, WeightStorage::Bf16);
             prop_assert_eq!(panels.unpack(), narrow.clone());
-            // A number that bf16 holds stays as it is.
-            prop_assert_eq!(Panels::pack(&narrow, output, input, WeightStorage::Bf16).unpack(), narrow);
+            let exact = Panels::pack(&narrow, output, input, WeightStorage::Lossless);
+            prop_assert_eq!((exact.unpack(), exact.storage()), (narrow.clone(), WeightStorage::Bf16));
+            let mut one = narrow;
+            one[output * input - 1] = 0.1;
+            let exact = Panels::pack(&one, output, input, WeightStorage::Lossless);
+            prop_assert_eq!((exact.unpack(), exact.storage()), (one, WeightStorage::F32));
             let last = panels.rows([output - 1].into_iter());
             prop_assert_eq!(&last, &panels.unpack()[(output - 1) * input..]);
         }
