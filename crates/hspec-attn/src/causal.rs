@@ -15,6 +15,10 @@ pub fn causal_attention<B: Backend>(
     len: usize,
     mask: Option<&CausalMask<B>>,
 ) -> Tensor<B, 3> {
+    #[cfg(feature = "flex")]
+    if let Some(out) = crate::flex::causal(&q, cache, layer, len) {
+        return out;
+    }
     let [b, t, heads, d] = q.dims();
     let (keys, values) = (cache.keys(layer, 0, len), cache.values(layer, 0, len));
     let kv = keys.dims()[1];
@@ -42,8 +46,12 @@ pub struct CausalMask<B: Backend> {
 
 impl<B: Backend> CausalMask<B> {
     /// The mask for queries at indices `cache.len() .. + t`, or none when every query sees every key
-    /// (one token, no padding).
+    /// (one token, no padding) or the backend's attention knows without one.
     pub fn new(cache: &KvCache<B>, t: usize, device: &B::Device) -> Option<Self> {
+        #[cfg(feature = "flex")]
+        if hspec_nn::flex::is_flex::<B>() {
+            return None;
+        }
         let (b, before) = (cache.batch(), cache.len());
         let padded = (0..b).any(|r| cache.start(r) > 0);
         if t == 1 && !padded {

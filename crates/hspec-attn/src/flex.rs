@@ -1,9 +1,20 @@
-//! In-place cache writes for the flex backend, whose `slice_assign` copies the whole tensor: a write
-//! would cost as much as reading the cache once.
+//! Bodies for the flex backend: cache writes in place (its `slice_assign` copies the whole tensor), rotations
+//! and attention in one pass each, over the cache as it lies.
 
+use crate::{
+    Anchor, BlockRule, KvCache, Prefix,
+    attend::{Segment, attend},
+};
 use burn::tensor::{Tensor, TensorPrimitive, backend::Backend};
 use burn_flex::FlexTensor;
+use hspec_nn::flex;
+use rayon::prelude::*;
 use std::any::Any;
+
+/// Multiplications below which threads cost more than they bring.
+const PARALLEL: usize = 400_000;
+/// Tokens whose queries are computed together: enough to share a block of keys, few enough for the caches.
+const TOKENS: usize = 32;
 
 /// `cache[:, :, at..at+t, :] = new` in place, or both tensors unchanged when they are not flex's.
 pub(crate) fn write_at<B: Backend>(
@@ -30,4 +41,185 @@ pub(crate) fn write_at<B: Backend>(
         to[start..start + d].copy_from_slice(row);
     }
     Ok(wrap(cache))
+}
+
+/// [`crate::RopeTables::apply`]; none unless the tensors are flex's.
+pub(crate) fn rotate<B: Backend>(
+    x: &Tensor<B, 2>,
+    cos: &Tensor<B, 2>,
+    sin: &Tensor<B, 2>,
+) -> Option<Tensor<B, 2>> {
+    let (rows, width) = (x.dims()[0], x.dims()[1]);
+    let rotary = cos.dims()[1];
+    let (x, cos, sin) = (flex::contiguous(x)?, flex::contiguous(cos)?, flex::contiguous(sin)?);
+    let (cos, sin) = (flex::values(&cos), flex::values(&sin));
+    let mut y = flex::values(&x).to_vec();
+    let tables = cos.chunks_exact(rotary).zip(sin.chunks_exact(rotary));
+    for (row, (cos, sin)) in y.chunks_exact_mut(width).zip(tables) {
+        let (low, high) = row[..rotary].split_at_mut(rotary / 2);
+        let ((cos_low, cos_high), (sin_low, sin_high)) = (cos.split_at(rotary / 2), sin.split_at(rotary / 2));
+        for i in 0..rotary / 2 {
+            let (a, b) = (low[i], high[i]);
+            low[i] = a * cos_low[i] + b * sin_low[i];
+            high[i] = b * cos_high[i] + a * sin_high[i];
+        }
+    }
+    Some(flex::tensor(y, [rows, width]))
+}
+
+/// A tensor of which rows of the last dimension are read where they lie.
+struct Rows {
+    tensor: FlexTensor,
+    /// Strides of the dimensions before the last two.
+    outer: Vec<usize>,
+    /// From one row to the next.
+    stride: usize,
+}
+
+impl Rows {
+    fn new<B: Backend, const D: usize>(x: &Tensor<B, D>) -> Option<Self> {
+        let tensor = flex::inner(x)?;
+        let strides = tensor.layout().strides();
+        let tensor = match strides.iter().all(|s| *s >= 0) && strides[D - 1] == 1 {
+            true => tensor,
+            false => tensor.to_contiguous(),
+        };
+        let strides: Vec<usize> = tensor.layout().strides().iter().map(|s| s.unsigned_abs()).collect();
+        Some(Self { outer: strides[..D - 2].to_vec(), stride: strides[D - 2], tensor })
+    }
+
+    /// From the first row at some outer index on.
+    fn at(&self, index: &[usize]) -> &[f32] {
+        let offset: usize = index.iter().zip(&self.outer).map(|(i, s)| i * s).sum();
+        &self.tensor.storage::<f32>()[self.tensor.layout().start_offset() + offset..]
+    }
+}
+
+/// `[n, heads, d]` of some tokens, one key-value head's queries at a time, scaled.
+fn queries(q: &[f32], tokens: std::ops::Range<usize>, shape: Shape, head: usize) -> Vec<f32> {
+    let Shape { heads, rep, d } = shape;
+    let scale = (d as f64).powf(-0.5) as f32;
+    let of = |token: usize| &q[(token * heads + head * rep) * d..(token * heads + (head + 1) * rep) * d];
+    tokens.flat_map(of).map(|x| x * scale).collect()
+}
+
+#[derive(Clone, Copy)]
+struct Shape {
+    heads: usize,
+    /// Heads that share a key-value head.
+    rep: usize,
+    d: usize,
+}
+
+/// Computes `[tokens, heads, d]` in units of (tokens, key-value head).
+fn in_units(
+    units: Vec<(std::ops::Range<usize>, usize)>,
+    shape: Shape,
+    total: usize,
+    work: usize,
+    run: impl Fn(&std::ops::Range<usize>, usize) -> Vec<f32> + Sync + Send,
+) -> Vec<f32> {
+    let Shape { heads, rep, d } = shape;
+    let compute = |(tokens, head): (std::ops::Range<usize>, usize)| (run(&tokens, head), tokens, head);
+    let parts: Vec<_> = match work < PARALLEL {
+        true => units.into_iter().map(compute).collect(),
+        false => units.into_par_iter().map(compute).collect(),
+    };
+    let mut out = vec![0f32; total * heads * d];
+    for (part, tokens, head) in parts {
+        for (token, values) in tokens.zip(part.chunks_exact(rep * d)) {
+            out[(token * heads + head * rep) * d..][..rep * d].copy_from_slice(values);
+        }
+    }
+    out
+}
+
+/// [`crate::causal_attention`]; none unless the tensors are flex's. What a query must not see follows from its
+/// place, without a mask.
+pub(crate) fn causal<B: Backend>(
+    q: &Tensor<B, 4>,
+    cache: &KvCache<B>,
+    layer: usize,
+    len: usize,
+) -> Option<Tensor<B, 3>> {
+    let [b, t, heads, d] = q.dims();
+    let (keys, values) = (cache.keys(layer, 0, len), cache.values(layer, 0, len));
+    let kv = keys.dims()[1];
+    let shape = Shape { heads, rep: heads / kv, d };
+    let q = flex::contiguous(q)?;
+    let q = flex::values(&q);
+    let (keys, values) = (Rows::new(&keys)?, Rows::new(&values)?);
+    let mut units = Vec::new();
+    for r in 0..b {
+        for from in (0..t).step_by(TOKENS) {
+            let tokens = r * t + from..r * t + t.min(from + TOKENS);
+            units.extend((0..kv).map(|head| (tokens.clone(), head)));
+        }
+    }
+    let run = |tokens: &std::ops::Range<usize>, head: usize| {
+        let r = tokens.start / t;
+        let seen = tokens.clone().flat_map(|token| {
+            let own = len - t + token % t;
+            // A padding query sees itself, so that its result stays finite; nobody reads it.
+            std::iter::repeat_n(cache.start(r).min(own)..own + 1, shape.rep)
+        });
+        let (keys, values) = (keys.at(&[r, head]), values.at(&[r, head]));
+        let segment = Segment { keys, values, stride: d, seen: seen.collect() };
+        attend(&queries(q, tokens.clone(), shape, head), d, &[segment])
+    };
+    debug_assert!(keys.stride == d && values.stride == d);
+    let out = in_units(units, shape, b * t, b * t * heads * len * d, run);
+    Some(flex::tensor(out, [b, t, heads * d]))
+}
+
+/// The attention of blocks, `q: [n * k, heads * d]` and the blocks' own keys and values `[n * k, kv * d]`
+/// after RoPE -> `[n * k, heads * d]`; none unless the tensors are flex's.
+pub(crate) fn blocks<B: Backend>(
+    q: &Tensor<B, 2>,
+    own: (&Tensor<B, 2>, &Tensor<B, 2>),
+    anchors: &[Anchor],
+    prefix: Option<&Prefix<B>>,
+    rule: &BlockRule,
+    d: usize,
+) -> Option<Tensor<B, 2>> {
+    let [rows, width] = q.dims();
+    let (k, own_width) = (rows / anchors.len(), own.0.dims()[1]);
+    let shape = Shape { heads: width / d, rep: width / own_width, d };
+    let (q, own_keys, own_values) =
+        (flex::contiguous(q)?, flex::contiguous(own.0)?, flex::contiguous(own.1)?);
+    let (q, own_keys, own_values) = (flex::values(&q), flex::values(&own_keys), flex::values(&own_values));
+    let prefix = match prefix {
+        Some(p) => Some((Rows::new(&p.keys)?, Rows::new(&p.values)?)),
+        None => None,
+    };
+    let units =
+        (0..anchors.len()).flat_map(|i| (0..own_width / d).map(move |head| (i * k..(i + 1) * k, head)));
+    let run = |tokens: &std::ops::Range<usize>, head: usize| {
+        let (block, anchor) = (tokens.start / k, &anchors[tokens.start / k]);
+        let per_slot = |seen: &dyn Fn(usize) -> std::ops::Range<usize>| {
+            (0..k).flat_map(|t| std::iter::repeat_n(seen(t), shape.rep)).collect()
+        };
+        let mut segments = Vec::with_capacity(2);
+        if let Some((keys, values)) = &prefix {
+            debug_assert_eq!(keys.stride, values.stride);
+            segments.push(Segment {
+                keys: keys.at(&[head]),
+                values: values.at(&[head]),
+                stride: keys.stride,
+                seen: per_slot(&|t| rule.prefix(anchor, t)),
+            });
+        }
+        let at = (block * k) * own_width + head * d;
+        segments.push(Segment {
+            keys: &own_keys[at..],
+            values: &own_values[at..],
+            stride: own_width,
+            seen: per_slot(&|t| rule.own(t, k)),
+        });
+        attend(&queries(q, tokens.clone(), shape, head), d, &segments)
+    };
+    let longest =
+        prefix.as_ref().map_or(0, |_| anchors.iter().map(|a| a.index - a.document).max().unwrap_or(0));
+    let out = in_units(units.collect(), shape, rows, rows * width * (longest + k), run);
+    Some(flex::tensor(out, [rows, width]))
 }

@@ -27,8 +27,10 @@
 //! assert_eq!(cache.keys(0, 0, 1).into_data().to_vec::<f32>().unwrap(), [1.0, 2.0]);
 //! ```
 //!
-//! Features: `flex` writes the cache in place on the flex backend.
+//! Features: `flex` writes the cache in place on the flex backend, and rotates and attends in one pass.
 
+#[cfg(feature = "flex")]
+mod attend;
 mod cache;
 mod causal;
 #[cfg(feature = "flex")]

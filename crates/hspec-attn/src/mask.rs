@@ -67,6 +67,13 @@ impl BlockRule {
         };
         causal && inside
     }
+
+    /// The slots of its own block of `k` that slot `t` sees: neighbours always, itself among them.
+    pub fn own(&self, t: usize, k: usize) -> Range<usize> {
+        let first = (0..t).find(|&s| self.block(s, t)).unwrap_or(t);
+        let last = (t + 1..k).rev().find(|&s| self.block(s, t)).unwrap_or(t);
+        first..last + 1
+    }
 }
 
 #[cfg(test)]
@@ -111,6 +118,21 @@ mod tests {
         let rolling = BlockRule { window: Some(2), rule: WindowRule::Serving, causal: false };
         let seen: Vec<usize> = (0..6).filter(|&s| rolling.block(s, 3)).collect();
         assert_eq!(seen, [2, 3, 4]);
+    }
+
+    #[test]
+    fn own_slots_are_those_that_the_rule_admits_one_by_one() {
+        for (window, causal) in
+            [(None, true), (None, false), (Some(2), true), (Some(2), false), (Some(1), true)]
+        {
+            for rule in [WindowRule::Training, WindowRule::Serving] {
+                let rule = BlockRule { window, rule, causal };
+                for t in 0..6 {
+                    let seen: Vec<usize> = (0..6).filter(|&s| rule.block(s, t)).collect();
+                    assert_eq!(rule.own(t, 6).collect::<Vec<_>>(), seen, "{rule:?} {t}");
+                }
+            }
+        }
     }
 
     #[test]

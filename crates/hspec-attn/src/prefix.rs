@@ -5,7 +5,7 @@ use burn::{
     module::Module,
     tensor::{DType, Tensor, TensorData, activation::softmax, backend::Backend},
 };
-use hspec_nn::{Linear, RmsNorm};
+use hspec_nn::{Linear, RmsNorm, WeightStorage};
 
 /// Multi-head attention whose queries are block slots, and whose keys are cached keys before the block's
 /// anchor, a target's or the drafter's own, followed by the block's.
@@ -56,6 +56,24 @@ impl<B: Backend> PrefixAttention<B> {
         (keys.reshape([t, kv, d]), self.v_proj.forward(context).reshape([t, kv, d]))
     }
 
+    /// The same layer for inference, see [`Linear::prepack`].
+    #[must_use]
+    pub fn prepack(self, storage: WeightStorage) -> Self {
+        Self {
+            q_proj: self.q_proj.prepack(storage),
+            k_proj: self.k_proj.prepack(storage),
+            v_proj: self.v_proj.prepack(storage),
+            o_proj: self.o_proj.prepack(storage),
+            ..self
+        }
+    }
+
+    /// Queries, keys and values before norm and RoPE.
+    fn project(&self, x: Tensor<B, 2>) -> [Tensor<B, 2>; 3] {
+        let projected = Linear::forward_all(&[&self.q_proj, &self.k_proj, &self.v_proj], x);
+        projected.try_into().expect("three layers, three results")
+    }
+
     /// `x: [n, K, hidden]`, one block per anchor in the order of `anchors` -> `[n, K, hidden]`.
     /// Without a prefix the blocks see only themselves.
     pub fn forward(
@@ -69,13 +87,20 @@ impl<B: Backend> PrefixAttention<B> {
         let [n, k, hidden] = x.dims();
         let d = self.head_dim;
         let x = x.reshape([n * k, hidden]);
-        let q = per_head(self.q_proj.forward(x.clone()), d, self.q_norm.as_ref());
-        let keys = per_head(self.k_proj.forward(x.clone()), d, self.k_norm.as_ref());
-        let values = self.v_proj.forward(x);
-        let (heads, kv) = (q.dims()[0] / (n * k), keys.dims()[0] / (n * k));
+        let [q, keys, values] = self.project(x);
+        let (heads, kv) = (q.dims()[1] / d, keys.dims()[1] / d);
         let rep = heads / kv;
-        let q = rope.q.apply(q).mul_scalar((d as f64).powf(-0.5)).reshape([n, k, kv, rep, d]);
-        let keys = rope.k.apply(keys).reshape([n, k, kv, d]).permute([0, 2, 3, 1]);
+        let q = rope.q.apply(per_head(q, d, self.q_norm.as_ref()));
+        let keys = rope.k.apply(per_head(keys, d, self.k_norm.as_ref()));
+        #[cfg(feature = "flex")]
+        {
+            let (q, keys) = (q.clone().reshape([n * k, heads * d]), keys.clone().reshape([n * k, kv * d]));
+            if let Some(out) = crate::flex::blocks(&q, (&keys, &values), anchors, prefix, rule, d) {
+                return self.o_proj.forward(out).reshape([n, k, hidden]);
+            }
+        }
+        let q = q.mul_scalar((d as f64).powf(-0.5)).reshape([n, k, kv, rep, d]);
+        let keys = keys.reshape([n, k, kv, d]).permute([0, 2, 3, 1]);
         let values = values.reshape([n, k, kv, d]).permute([0, 2, 1, 3]);
 
         let grouped = q.permute([0, 2, 3, 1, 4]);

@@ -95,6 +95,10 @@ pub struct RopeTables<B: Backend> {
 impl<B: Backend> RopeTables<B> {
     /// Rotates `x: [rows, head_dim]`.
     pub fn apply(&self, x: Tensor<B, 2>) -> Tensor<B, 2> {
+        #[cfg(feature = "flex")]
+        if let Some(rotated) = crate::flex::rotate(&x, &self.cos, &self.sin) {
+            return rotated;
+        }
         let [_, width] = x.dims();
         let [_, rotary] = self.cos.dims();
         let turned = x.clone().narrow(1, 0, rotary);
@@ -147,5 +151,24 @@ mod tests {
         assert_abs_diff_eq!(y[0], 3f32.cos(), epsilon = 1e-6);
         assert_abs_diff_eq!(y[1], 3f32.sin(), epsilon = 1e-6);
         assert_eq!(&y[2..], [5.0, 6.0]);
+    }
+
+    #[test]
+    fn the_body_for_flex_turns_as_the_plain_one() {
+        for rotary in [4, 6] {
+            let rope = Rope::new(100.0, rotary, RopeScaling::None);
+            let x: Vec<f32> = (0..4 * 6).map(|i| (i as f32 * 0.7).sin()).collect();
+            let data = TensorData::new(x, [4, 6]);
+            let device = Default::default();
+            let plain = rope.tables::<B>(&[2, 9], 2, &device).apply(Tensor::from_data(data.clone(), &device));
+            let device = Default::default();
+            let tables = rope.tables::<burn_flex::Flex>(&[2, 9], 2, &device);
+            let fast = tables.apply(Tensor::from_data(data, &device));
+            let (plain, fast): (Vec<f32>, Vec<f32>) =
+                (plain.into_data().to_vec().unwrap(), fast.into_data().to_vec().unwrap());
+            for (a, b) in plain.iter().zip(fast) {
+                assert_abs_diff_eq!(*a, b, epsilon = 1e-6);
+            }
+        }
     }
 }

@@ -189,7 +189,7 @@ fn what_a_file_leaves_out_is_lent_by_the_target() {
     let target = target();
     for (name, config) in configurations() {
         let mut trunk = trunk(&config);
-        trunk.model.embed_tokens.weight = burn::module::Param::from_tensor(target.embedding().clone());
+        trunk.model.embed_tokens.weight = burn::module::Param::from_tensor(target.embedding());
         trunk.model.lm_head = pruned_head(&target, &trunk.vocab);
         let dir = tempfile::tempdir().unwrap();
         trunk.save(dir.path(), StoreAs::F32, false).unwrap();

@@ -53,7 +53,7 @@ impl<B: Backend> BlockConv<B> {
     pub fn prepare(&self, x: Tensor<B, 3>) -> (Tensor<B, 3>, Tensor<B, 4>) {
         let [n, k, _] = x.dims();
         let [_, taps, _] = self.base_kernel.dims();
-        let groups = self.kernel_projection.weight.dims()[0] / (2 * taps);
+        let groups = self.kernel_projection.shape()[0] / (2 * taps);
         let delta = self.kernel_projection.forward(x.clone()).reshape([n, k, 2, taps * groups]);
         let side = |s: usize| delta.clone().narrow(2, s, 1).reshape([n, k, taps, groups]);
         (self.convolve(x, side(0), 0), side(1))

@@ -127,7 +127,7 @@ pub struct DominoState<B: Backend> {
 
 impl<B: Backend> Domino<'_, B> {
     fn draft_vocab(&self) -> usize {
-        self.head.embed_proj.2.weight.dims()[0]
+        self.head.embed_proj.2.shape()[0]
     }
 
     /// `[m] -> [m, e]`.

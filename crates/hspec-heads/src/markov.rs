@@ -5,7 +5,7 @@ use burn::{
     module::{Module, Param, ParamId},
     tensor::{Distribution, Int, Tensor, activation::sigmoid, backend::Backend},
 };
-use hspec_nn::Linear;
+use hspec_nn::{Linear, WeightStorage};
 use std::{fmt, str::FromStr};
 
 /// What lies between the two factors of the head.
@@ -95,6 +95,17 @@ impl<B: Backend> MarkovHead<B> {
         }
     }
 
+    /// The same head for inference, see [`Linear::prepack`].
+    #[must_use]
+    pub fn prepack(self, storage: WeightStorage) -> Self {
+        Self {
+            markov_w2: self.markov_w2.prepack(storage),
+            gate_proj: self.gate_proj.map(|l| l.prepack(storage)),
+            joint_proj: self.joint_proj.map(|l| l.prepack(storage)),
+            ..self
+        }
+    }
+
     /// Which of the three this is.
     pub fn kind(&self) -> MarkovKind {
         match (&self.joint_proj, &self.gate_proj) {
@@ -106,7 +117,7 @@ impl<B: Backend> MarkovHead<B> {
 
     /// Width of the token features.
     pub fn rank(&self) -> usize {
-        self.markov_w2.weight.dims()[1]
+        self.markov_w2.shape()[1]
     }
 
     /// What `W₂` reads, `[m, r]`, and the state after the slot: token features `[m, r]` and hidden

@@ -8,7 +8,7 @@ use burn::{
     module::{Module, Param, ParamId},
     tensor::{DType, Tensor, backend::Backend},
 };
-use hspec_nn::{Linear, RmsNorm, contiguous, silu};
+use hspec_nn::{Linear, RmsNorm, WeightStorage, contiguous, silu};
 
 /// Standard deviation of fresh weights.
 const INIT_STD: f64 = 0.02;
@@ -63,9 +63,15 @@ impl<B: Backend> Mamba2Mixer<B> {
         }
     }
 
+    /// The same mixer for inference, see [`Linear::prepack`].
+    #[must_use]
+    pub fn prepack(self, storage: WeightStorage) -> Self {
+        Self { in_proj: self.in_proj.prepack(storage), out_proj: self.out_proj.prepack(storage), ..self }
+    }
+
     /// The sizes, read off the weights.
     pub fn config(&self) -> MambaConfig {
-        let [hidden, d_inner] = self.out_proj.weight.dims();
+        let [hidden, d_inner] = self.out_proj.shape();
         let [conv_dim, _, conv_kernel] = self.conv1d.weight.dims();
         let [num_heads] = self.A_log.dims();
         MambaConfig {

@@ -22,17 +22,24 @@
 //! assert_eq!(y.to_data().to_vec::<f32>().unwrap(), [2.0, 3.0, 5.0]);
 //! ```
 //!
-//! Features: `flex` multiplies a few rows by weights of the flex backend in place.
+//! Features: `flex` gives layers that no longer learn ([`Linear::prepack`]) weights packed in the order in
+//! which products read them, and fused bodies on the flex backend.
 
 #[cfg(feature = "flex")]
-mod dot;
-#[cfg(feature = "flex")]
-mod flex;
+pub mod flex;
 mod linear;
 mod mlp;
+#[cfg(feature = "flex")]
+pub mod multiply;
 mod norm;
+#[cfg(feature = "flex")]
+pub mod panels;
 pub mod params;
+#[cfg(feature = "flex")]
+mod prepack;
+#[cfg(feature = "flex")]
+pub mod simd;
 
-pub use linear::{Linear, contiguous};
+pub use linear::{Linear, WeightStorage, contiguous};
 pub use mlp::{SwiGlu, silu};
 pub use norm::RmsNorm;

@@ -1,6 +1,6 @@
 //! The gated feed-forward block of Llama and Qwen3.
 
-use crate::Linear;
+use crate::{Linear, WeightStorage};
 use burn::{
     module::Module,
     tensor::{Tensor, backend::Backend},
@@ -27,8 +27,26 @@ impl<B: Backend> SwiGlu<B> {
         }
     }
 
+    /// The same block for inference, see [`Linear::prepack`].
+    #[must_use]
+    pub fn prepack(self, storage: WeightStorage) -> Self {
+        Self {
+            gate_proj: self.gate_proj.prepack(storage),
+            up_proj: self.up_proj.prepack(storage),
+            down_proj: self.down_proj.prepack(storage),
+        }
+    }
+
     /// `[.., hidden] -> [.., hidden]`.
     pub fn forward<const D: usize>(&self, x: Tensor<B, D>) -> Tensor<B, D> {
+        #[cfg(feature = "flex")]
+        {
+            let (shape, width) = (x.dims(), x.dims()[D - 1]);
+            let rows = x.clone().reshape([x.shape().num_elements() / width, width]);
+            if let Some(gated) = Linear::gated(&self.gate_proj, &self.up_proj, &rows) {
+                return self.down_proj.forward(gated).reshape(shape);
+            }
+        }
         self.down_proj.forward(silu(self.gate_proj.forward(x.clone())) * self.up_proj.forward(x))
     }
 }

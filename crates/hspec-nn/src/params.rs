@@ -136,8 +136,9 @@ impl<B: Backend> ModuleVisitor<B> for Lister {
         self.found.push(ParamInfo {
             name: self.path.name(),
             id: param.id,
-            shape: param.val().dims().to_vec(),
-            trained: param.val().is_require_grad(),
+            // Without making the tensor of a packed layer.
+            shape: param.lazy_shape().to_vec(),
+            trained: param.is_initialized() && param.is_require_grad(),
         });
     }
 }
@@ -180,7 +181,7 @@ where
     }
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
         let name = self.path.name();
-        let expected = param.val().dims().to_vec();
+        let expected = param.lazy_shape().to_vec();
         let tensor = match (self.source)(&name) {
             None => {
                 self.error.get_or_insert(LoadError::Missing { name, expected });

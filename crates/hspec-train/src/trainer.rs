@@ -313,7 +313,8 @@ impl<B: AutodiffBackend> Trainer<'_, B> {
         held_out: &[Response],
         step: usize,
     ) -> Result<Simulation> {
-        let decoder = Decoder::new(self.target, Some(drafter as &dyn Drafter<B::InnerBackend>));
+        let drafter = drafter.clone().prepack();
+        let decoder = Decoder::new(self.target, Some(&drafter as &dyn Drafter<B::InnerBackend>));
         let (mut emitted, mut passes) = (0, 0);
         for (id, response) in held_out.iter().enumerate() {
             let request = Request {

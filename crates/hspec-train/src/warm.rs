@@ -203,7 +203,7 @@ pub fn check<B: Backend>(recipe: &Recipe, target: &Target<B>, prompts: usize, fi
         }
         WarmStart::Attention => {}
     }
-    let row = target.embedding().clone().narrow(0, config.mask_token_id as usize, 1);
+    let row = target.embedding().narrow(0, config.mask_token_id as usize, 1);
     let norm: f32 = row.into_data().iter::<f32>().map(|x| x * x).sum::<f32>().sqrt();
     if norm < 1e-4 {
         let expected = "a token whose embedding is not zero, or every slot would start from nothing";
@@ -233,7 +233,7 @@ pub fn drafter<B: Backend>(
     B::seed(target.device(), recipe.train.seed);
     let vocab = DraftVocab::new(vocab, target.config().vocab_size, file)?;
     let mut model = HSpecModel::init(&config, target.device());
-    model.embed_tokens.weight = model.embed_tokens.weight.map(|_| target.embedding().clone());
+    model.embed_tokens.weight = model.embed_tokens.weight.map(|_| target.embedding());
     model.lm_head = pruned_head(target, &vocab);
     copy_layers(&mut model, &config, target, recipe, file)?;
     let values = params::collect(&model);

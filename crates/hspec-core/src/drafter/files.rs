@@ -8,7 +8,7 @@ use crate::{
 };
 use burn::{
     module::Module,
-    tensor::{Tensor, TensorData, backend::Backend},
+    tensor::{TensorData, backend::Backend},
 };
 use hspec_nn::{Linear, params};
 use serde_json::Value;
@@ -93,15 +93,14 @@ pub(super) fn fill<B: Backend, M: Module<B>>(
 
 /// The rows of the target's head that a pruned vocabulary keeps, `[Vd, H]`.
 pub fn pruned_head<B: Backend>(target: &Target<B>, vocab: &DraftVocab) -> Linear<B> {
-    let ids: Vec<i64> = vocab.targets().iter().map(|TokenId(id)| i64::from(*id)).collect();
-    let ids = Tensor::from_data(TensorData::new(ids, [vocab.len()]), target.device());
-    Linear::new(target.head().weight.val().select(0, ids), None)
+    let ids: Vec<usize> = vocab.targets().iter().map(|id| id.index()).collect();
+    Linear::new(target.head().rows(&ids), None)
 }
 
 /// The target's tensor that stands for a frozen one.
 fn borrowed<B: Backend>(name: &str, target: &Target<B>, vocab: &DraftVocab) -> Option<TensorData> {
     match name {
-        "embed_tokens.weight" => Some(target.embedding().to_data()),
+        "embed_tokens.weight" => Some(target.embedding().into_data()),
         "lm_head.weight" => Some(pruned_head(target, vocab).weight.val().into_data()),
         _ => None,
     }

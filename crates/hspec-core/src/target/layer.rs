@@ -49,9 +49,10 @@ impl<B: Backend> Layer<B> {
             let y = y.reshape([rows * n, d]);
             norm.as_ref().map_or(y.clone(), |norm| norm.forward(y))
         };
-        let q = step.rope_q.apply(per_head(self.q_proj.forward(h.clone()), heads, &self.q_norm));
-        let k = step.rope_k.apply(per_head(self.k_proj.forward(h.clone()), kv_heads, &self.k_norm));
-        let v = self.v_proj.forward(h);
+        let projected = Linear::forward_all(&[&self.q_proj, &self.k_proj, &self.v_proj], h);
+        let [q, k, v] = projected.try_into().expect("three layers, three results");
+        let q = step.rope_q.apply(per_head(q, heads, &self.q_norm));
+        let k = step.rope_k.apply(per_head(k, kv_heads, &self.k_norm));
         cache.write(id, k.reshape([batch, t, kv_heads, d]), v.reshape([batch, t, kv_heads, d]));
         let q = q.reshape([batch, t, heads, d]);
         let attended = causal_attention(q, cache, id, cache.len() + t, step.mask.as_ref());

@@ -7,7 +7,7 @@ use crate::{
     config::{Family, TargetConfig},
 };
 use burn::tensor::{Tensor, TensorData, backend::Backend};
-use hspec_nn::{Linear, RmsNorm, SwiGlu};
+use hspec_nn::{Linear, RmsNorm, SwiGlu, WeightStorage};
 use std::path::Path;
 
 impl<B: Backend> Target<B> {
@@ -16,11 +16,19 @@ impl<B: Backend> Target<B> {
     /// # Errors
     /// Files that are missing, damaged, of another family, or lack a tensor.
     pub fn load(path: &Path, device: &B::Device) -> Result<Self> {
+        Self::load_as(path, WeightStorage::Lossless, device)
+    }
+
+    /// [`Target::load`] with the storage of the matrices chosen, where the backend has a choice: flex.
+    ///
+    /// # Errors
+    /// As [`Target::load`].
+    pub fn load_as(path: &Path, storage: WeightStorage, device: &B::Device) -> Result<Self> {
         let weights = Weights::open(path)?;
         let config = model_json(path, "config.json")?
             .ok_or_else(|| Error::invalid(path, "config.json", "nothing", "a model configuration"))?;
         let file = if path.is_dir() { path.join("config.json") } else { path.to_owned() };
-        Self::from_weights(TargetConfig::from_value(&config, &file)?, &weights, device)
+        Self::build(TargetConfig::from_value(&config, &file)?, &weights, storage, device)
     }
 
     /// Builds a target of the given shape from a checkpoint's tensors.
@@ -28,10 +36,15 @@ impl<B: Backend> Target<B> {
     /// # Errors
     /// A tensor that is missing or has another shape.
     pub fn from_weights(config: TargetConfig, weights: &Weights, device: &B::Device) -> Result<Self> {
-        Self::build(config, &Reader { weights, device }, device)
+        Self::build(config, &Reader { weights, device }, WeightStorage::Lossless, device)
     }
 
-    pub(super) fn build(config: TargetConfig, reader: &impl Source<B>, device: &B::Device) -> Result<Self> {
+    pub(super) fn build(
+        config: TargetConfig,
+        reader: &impl Source<B>,
+        storage: WeightStorage,
+        device: &B::Device,
+    ) -> Result<Self> {
         let (h, d) = (config.hidden_size, config.head_dim);
         let (heads, kv) = (config.num_attention_heads * d, config.num_key_value_heads * d);
         let norm = |name: String, n: usize| -> Result<RmsNorm<B>> {
@@ -40,7 +53,7 @@ impl<B: Backend> Target<B> {
         let linear = |name: String, output: usize, input: usize, bias: bool| -> Result<Linear<B>> {
             let weight = reader.tensor::<2>(&format!("{name}.weight"), [output, input])?;
             let bias = bias.then(|| reader.tensor::<1>(&format!("{name}.bias"), [output])).transpose()?;
-            Ok(Linear::new(weight, bias))
+            Ok(Linear::new(weight, bias).prepack(storage))
         };
         let layer = |i: usize| -> Result<Layer<B>> {
             let at = |name: &str| format!("model.layers.{i}.{name}");
@@ -63,12 +76,12 @@ impl<B: Backend> Target<B> {
                 },
             })
         };
-        let embed = reader.tensor::<2>("model.embed_tokens.weight", [config.vocab_size, h])?;
+        let embed = linear("model.embed_tokens".to_owned(), config.vocab_size, h, false)?;
         // A file may state tied embeddings and still carry a head; then the head is the one to use.
-        let lm_head = if config.tie_word_embeddings && !reader.contains("lm_head.weight") {
-            Linear::new(embed.clone(), None)
+        let (embed, lm_head) = if config.tie_word_embeddings && !reader.contains("lm_head.weight") {
+            (None, embed)
         } else {
-            linear("lm_head".to_owned(), config.vocab_size, h, false)?
+            (Some(embed), linear("lm_head".to_owned(), config.vocab_size, h, false)?)
         };
         Ok(Self {
             embed,

@@ -5,9 +5,10 @@ mod load;
 mod random;
 
 use crate::{Error, Result, TokenId, config::TargetConfig};
-use burn::tensor::{Int, Tensor, TensorData, backend::Backend};
+use burn::tensor::{Tensor, backend::Backend};
 pub use hspec_attn::KvCache;
 use hspec_attn::{CausalMask, Rope};
+pub use hspec_nn::WeightStorage;
 use hspec_nn::{Linear, RmsNorm};
 use layer::{Layer, Step};
 
@@ -21,7 +22,8 @@ const CHUNK: usize = 256;
 #[derive(Debug)]
 pub struct Target<B: Backend> {
     config: TargetConfig,
-    embed: Tensor<B, 2>,
+    /// None where the head's weight is the embedding too.
+    embed: Option<Linear<B>>,
     layers: Vec<Layer<B>>,
     norm: RmsNorm<B>,
     lm_head: Linear<B>,
@@ -74,9 +76,9 @@ impl<B: Backend> Target<B> {
         &self.norm
     }
 
-    /// The embedding, `[V, H]`.
-    pub fn embedding(&self) -> &Tensor<B, 2> {
-        &self.embed
+    /// The embedding, `[V, H]`: a copy where the target's own is packed.
+    pub fn embedding(&self) -> Tensor<B, 2> {
+        self.embed.as_ref().unwrap_or(&self.lm_head).to_weight()
     }
 
     /// The output head, `[V, H]`.
@@ -227,9 +229,7 @@ impl<B: Backend> Target<B> {
     }
 
     fn embed_ids(&self, ids: &[TokenId]) -> Tensor<B, 2> {
-        let ids: Vec<i64> = ids.iter().map(|id| i64::from(id.0)).collect();
-        let n = ids.len();
-        let ids = Tensor::<B, 1, Int>::from_data(TensorData::new(ids, [n]), &self.device);
-        self.embed.clone().select(0, ids)
+        let ids: Vec<usize> = ids.iter().map(|id| id.index()).collect();
+        self.embed.as_ref().unwrap_or(&self.lm_head).rows(&ids)
     }
 }

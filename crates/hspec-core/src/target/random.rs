@@ -3,7 +3,7 @@
 use super::{Target, load::Source};
 use crate::{Result, config::TargetConfig};
 use burn::tensor::{Distribution, Tensor, TensorData, backend::Backend};
-use hspec_nn::params::fingerprint;
+use hspec_nn::{WeightStorage, params::fingerprint};
 
 /// Standard deviation of the weights.
 const STD: f64 = 0.02;
@@ -17,7 +17,7 @@ impl<B: Backend> Target<B> {
     /// None for a configuration that came from [`TargetConfig::from_value`].
     pub fn random(config: TargetConfig, seed: Option<u64>, device: &B::Device) -> Result<Self> {
         let tied = config.tie_word_embeddings;
-        Self::build(config, &Random { tied, seed, device }, device)
+        Self::build(config, &Random { tied, seed, device }, WeightStorage::Lossless, device)
     }
 }
 

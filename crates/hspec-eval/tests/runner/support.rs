@@ -53,7 +53,7 @@ pub fn random_drafter<B: Backend>(target: &Target<B>) -> HSpec<B> {
     let vocab = DraftVocab::new(kept, c.vocab_size, file).unwrap();
     B::seed(target.device(), 7);
     let mut model = HSpecModel::init(&config, target.device());
-    model.embed_tokens.weight = Param::initialized(ParamId::new(), target.embedding().clone());
+    model.embed_tokens.weight = Param::initialized(ParamId::new(), target.embedding());
     model.lm_head = pruned_head(target, &vocab);
     HSpec::new(config, model, vocab, file).unwrap()
 }

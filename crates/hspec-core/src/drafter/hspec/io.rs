@@ -28,7 +28,8 @@ impl<B: Backend> HSpec<B> {
             config.check_target(target.config())?;
         }
         let weights = Weights::open(source.dir)?;
-        Self::from_weights(config, &weights, &source.file, source.target, source.device)
+        let drafter = Self::from_weights(config, &weights, &source.file, source.target, source.device)?;
+        Ok(drafter.prepack())
     }
 
     /// Builds a drafter from a validated configuration and a checkpoint's tensors.

@@ -67,6 +67,12 @@ impl<B: Backend> HSpec<B> {
         Ok(Self { config, model, vocab, window_rule: WindowRule::Training, fusion, ropes, heads })
     }
 
+    /// The same drafter for decoding, its weights in the order in which products read them.
+    #[must_use]
+    pub fn prepack(self) -> Self {
+        Self { model: self.model.prepack(), ..self }
+    }
+
     /// The fused and normed seed vectors: `[n, F * H] -> [n, H]`, or none without injection.
     pub fn fuse(&self, seeds: Tensor<B, 2>) -> Option<Tensor<B, 2>> {
         let (fc, norm) = (self.model.fc.as_ref()?, self.model.hidden_norm.as_ref()?);

@@ -10,7 +10,7 @@ use hspec_heads::{
     BlockConv, CandidateSelector, ConfidenceHead, DominoConfig, DominoHead, MarkovHead, MarkovKind,
 };
 use hspec_mamba::Mamba2Mixer;
-use hspec_nn::{Linear, RmsNorm, SwiGlu};
+use hspec_nn::{Linear, RmsNorm, SwiGlu, WeightStorage};
 use std::path::Path;
 
 /// One pre-norm residual sub-layer.
@@ -163,6 +163,28 @@ impl<B: Backend> HSpecModel<B> {
             domino_head: domino,
             candidate_selector: selector,
             confidence_head: confidence,
+        }
+    }
+
+    /// The same model for decoding, see [`Linear::prepack`].
+    #[must_use]
+    pub fn prepack(self) -> Self {
+        let storage = WeightStorage::Lossless;
+        let pack = |l: Linear<B>| l.prepack(storage);
+        let sub_layer = |layer| match layer {
+            SubLayer::Mamba(l) => SubLayer::Mamba(MambaLayer { ssm: l.ssm.prepack(storage), ..l }),
+            SubLayer::Attention(l) => {
+                SubLayer::Attention(AttentionLayer { self_attn: l.self_attn.prepack(storage), ..l })
+            }
+            SubLayer::Mlp(l) => SubLayer::Mlp(MlpLayer { mlp: l.mlp.prepack(storage), ..l }),
+        };
+        Self {
+            lm_head: pack(self.lm_head),
+            fc: self.fc.map(pack),
+            seed_projs: self.seed_projs.into_iter().map(pack).collect(),
+            layers: self.layers.into_iter().map(sub_layer).collect(),
+            markov_head: self.markov_head.map(|head| head.prepack(storage)),
+            ..self
         }
     }
 

@@ -1,0 +1,163 @@
+//! Weights in the order in which products read them.
+
+use crate::{
+    WeightStorage,
+    multiply::Matrix,
+    simd::{PANEL, Weight},
+};
+
+/// A cache line of weights: what registers are loaded from must not straddle two.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+struct Line<W>([W; 16]);
+
+/// A matrix `[out, in]` in panels of 32 outputs, `[out / 32, in, 32]`, the last panel filled up with zeros.
+/// A product then reads all weights once, in order, whatever the number of rows.
+#[derive(Clone)]
+pub struct Panels {
+    output: usize,
+    input: usize,
+    stored: Stored,
+}
+
+#[derive(Clone)]
+enum Stored {
+    F32(Vec<Line<f32>>),
+    /// Two bf16 numbers per word, see [`Weight`].
+    Bf16(Vec<Line<u32>>),
+}
+
+impl std::fmt::Debug for Panels {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Panels [{}, {}] {:?}", self.output, self.input, self.storage())
+    }
+}
+
+impl Panels {
+    /// Packs `w: [out, in]`, row-major.
+    pub fn pack(w: &[f32], output: usize, input: usize, storage: WeightStorage) -> Self {
+        assert_eq!(w.len(), output * input);
+        let row = |o: usize| w.get(o * input..(o + 1) * input);
+        let exact = storage == WeightStorage::Lossless && w.iter().all(|x| x.to_bits() & 0xffff == 0);
+        let stored = match if exact { WeightStorage::Bf16 } else { storage } {
+            WeightStorage::F32 | WeightStorage::Lossless => {
+                let mut lines = vec![Line([0f32; 16]); output.div_ceil(PANEL) * input * 2];
+                for o in 0..output {
+                    let (panel, lane) = (o / PANEL * input, o % PANEL);
+                    for (k, &x) in row(o).unwrap_or_default().iter().enumerate() {
+                        lines[(panel + k) * 2 + lane / 16].0[lane % 16] = x;
+                    }
+                }
+                Stored::F32(lines)
+            }
+            WeightStorage::Bf16 => {
+                let mut lines = vec![Line([0u32; 16]); output.div_ceil(PANEL) * input];
+                for o in 0..output {
+                    let (panel, lane) = (o / PANEL * input, o % PANEL);
+                    let shift = if lane < 16 { 16 } else { 0 };
+                    for (k, &x) in row(o).unwrap_or_default().iter().enumerate() {
+                        lines[panel + k].0[lane % 16] |= u32::from(round(x)) << shift;
+                    }
+                }
+                Stored::Bf16(lines)
+            }
+        };
+        Self { output, input, stored }
+    }
+
+    /// `[out, in]`.
+    pub fn shape(&self) -> [usize; 2] {
+        [self.output, self.input]
+    }
+
+    /// How the weights are stored: as f32 or as bf16.
+    pub fn storage(&self) -> WeightStorage {
+        match self.stored {
+            Stored::F32(_) => WeightStorage::F32,
+            Stored::Bf16(_) => WeightStorage::Bf16,
+        }
+    }
+
+    /// Some rows of the matrix, one after the other.
+    pub fn rows(&self, ids: impl ExactSizeIterator<Item = usize>) -> Vec<f32> {
+        let mut rows = Vec::with_capacity(ids.len() * self.input);
+        for o in ids {
+            assert!(o < self.output, "row {o} of {}", self.output);
+            let (panel, lane) = (o / PANEL * self.input, o % PANEL);
+            match &self.stored {
+                Stored::F32(lines) => {
+                    let lines = lines[panel * 2..].iter().skip(lane / 16).step_by(2);
+                    rows.extend(lines.take(self.input).map(|line| line.0[lane % 16]));
+                }
+                Stored::Bf16(lines) => {
+                    let shift = if lane < 16 { 0 } else { 16 };
+                    let lines = lines[panel..panel + self.input].iter();
+                    rows.extend(lines.map(|l| f32::from_bits((l.0[lane % 16] << shift) & 0xffff_0000)));
+                }
+            }
+        }
+        rows
+    }
+
+    /// The matrix, row-major.
+    pub fn unpack(&self) -> Vec<f32> {
+        self.rows(0..self.output)
+    }
+
+    pub(crate) fn matrix(&self) -> Matrix<'_> {
+        match &self.stored {
+            Stored::F32(lines) => Matrix::F32(elements(lines)),
+            Stored::Bf16(lines) => Matrix::Bf16(elements(lines)),
+        }
+    }
+}
+
+fn elements<W: Weight>(lines: &[Line<W>]) -> &[W] {
+    // SAFETY: a line is an array of 16 elements without padding, and so is a slice of lines.
+    unsafe { std::slice::from_raw_parts(lines.as_ptr().cast(), lines.len() * 16) }
+}
+
+/// The upper half of the nearest bf16 number, ties to even; NaN stays NaN.
+fn round(x: f32) -> u16 {
+    let bits = x.to_bits();
+    if x.is_nan() {
+        return (bits >> 16) as u16 | 0x40;
+    }
+    ((bits + 0x7fff + (bits >> 16 & 1)) >> 16) as u16
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn packing_loses_nothing(output in 1usize..70, input in 1usize..20, seed in 0u32..1000) {
+            let value = |i: usize| ((i as u32).wrapping_mul(2_654_435_761) ^ seed) as f32 / 1e9 - 2.0;
+            let w: Vec<f32> = (0..output * input).map(value).collect();
+            let panels = Panels::pack(&w, output, input, WeightStorage::F32);
+            prop_assert_eq!(panels.unpack(), w.clone());
+            let narrow: Vec<f32> = w.iter().map(|x| f32::from_bits(u32::from(round(*x)) << 16)).collect();
+            let panels = Panels::pack(&w, output, input, WeightStorage::Bf16);
+            prop_assert_eq!(panels.unpack(), narrow.clone());
+            let exact = Panels::pack(&narrow, output, input, WeightStorage::Lossless);
+            prop_assert_eq!((exact.unpack(), exact.storage()), (narrow.clone(), WeightStorage::Bf16));
+            let mut one = narrow;
+            one[output * input - 1] = 0.1;
+            let exact = Panels::pack(&one, output, input, WeightStorage::Lossless);
+            prop_assert_eq!((exact.unpack(), exact.storage()), (one, WeightStorage::F32));
+            let last = panels.rows([output - 1].into_iter());
+            prop_assert_eq!(&last, &panels.unpack()[(output - 1) * input..]);
+        }
+    }
+
+    #[test]
+    fn bf16_rounds_to_the_nearest_even() {
+        let widened = |x: f32| f32::from_bits(u32::from(round(x)) << 16);
+        assert_eq!(widened(1.0 + 1.0 / 256.0), 1.0);
+        assert_eq!(widened(1.0 + 3.0 / 256.0), 1.0 + 4.0 / 256.0);
+        assert_eq!(widened(f32::NEG_INFINITY), f32::NEG_INFINITY);
+        assert!(widened(f32::NAN).is_nan() && widened(f32::from_bits(0x7f80_0001)).is_nan());
+    }
+}

@@ -1,0 +1,43 @@
+//! NEON: four lanes, thirty-two registers.
+
+use super::{Op, Simd, Vector};
+use std::arch::aarch64::*;
+
+#[target_feature(enable = "neon")]
+pub(super) fn run<O: Op>(op: O) -> O::Output {
+    // SAFETY: this function's features are those that the type needs.
+    op.run(unsafe { Simd::<float32x4_t>::new() })
+}
+
+// SAFETY of all bodies: the trait's contract.
+unsafe impl Vector for float32x4_t {
+    const LANES: usize = 4;
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> Self {
+        unsafe { vdupq_n_f32(x) }
+    }
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> Self {
+        unsafe { vld1q_f32(from) }
+    }
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32) {
+        unsafe { vst1q_f32(to, self) }
+    }
+    #[inline(always)]
+    unsafe fn add_product(self, a: Self, b: Self) -> Self {
+        unsafe { vfmaq_f32(self, a, b) }
+    }
+    #[inline(always)]
+    unsafe fn upper(from: *const u32) -> Self {
+        unsafe { vreinterpretq_f32_u32(vandq_u32(vld1q_u32(from), vdupq_n_u32(0xffff_0000))) }
+    }
+    #[inline(always)]
+    unsafe fn lower(from: *const u32) -> Self {
+        unsafe { vreinterpretq_f32_u32(vshlq_n_u32::<16>(vld1q_u32(from))) }
+    }
+    #[inline(always)]
+    fn prefetch<T>(_: *const T) {
+        // Without a stable intrinsic; the machine sees that the reads are consecutive.
+    }
+}

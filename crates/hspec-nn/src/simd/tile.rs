@@ -1,0 +1,234 @@
+//! The one product that everything is made of: a few rows times a panel of 32 columns.
+
+use super::{Body, Vector};
+use std::marker::PhantomData;
+
+/// Columns of a panel.
+pub const PANEL: usize = 32;
+/// Bytes that weights are asked for ahead of their use.
+const AHEAD: usize = 6144;
+
+/// How a panel's step of 32 weights is stored.
+///
+/// # Safety
+/// `load` reads only the [`Weight::STEP`] elements of a step.
+pub unsafe trait Weight: Copy + Send + Sync + 'static {
+    /// Elements per step.
+    const STEP: usize;
+    /// Register `vector` of the step.
+    ///
+    /// # Safety
+    /// As [`Vector`]; the whole step is readable at `at`.
+    unsafe fn load<V: Vector>(at: *const Self, vector: usize) -> V;
+}
+
+// SAFETY: registers number 32 / LANES, side by side.
+unsafe impl Weight for f32 {
+    const STEP: usize = PANEL;
+    #[inline(always)]
+    unsafe fn load<V: Vector>(at: *const Self, vector: usize) -> V {
+        unsafe { V::load(at.add(vector * V::LANES)) }
+    }
+}
+
+// SAFETY: sixteen words; columns 0..16 are their upper halves and 16..32 their lower halves, as bf16.
+unsafe impl Weight for u32 {
+    const STEP: usize = PANEL / 2;
+    #[inline(always)]
+    unsafe fn load<V: Vector>(at: *const Self, vector: usize) -> V {
+        let half = PANEL / 2 / V::LANES;
+        unsafe {
+            if vector < half {
+                V::upper(at.add(vector * V::LANES))
+            } else {
+                V::lower(at.add((vector - half) * V::LANES))
+            }
+        }
+    }
+}
+
+/// Rows that are computed together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RowGroup {
+    /// The first row.
+    pub row: usize,
+    /// How many there are.
+    pub rows: usize,
+    /// How many are computed: those after `rows` are zeros, and nobody sees them.
+    pub padded: usize,
+    /// Where its block `[inner, padded]` begins among the packed rows.
+    pub at: usize,
+}
+
+/// Splits `m` rows of length `inner` in the groups that a body computes at once.
+pub fn group_rows(body: Body, m: usize, inner: usize) -> Vec<RowGroup> {
+    let mut groups = Vec::with_capacity(m.div_ceil(4));
+    let (mut row, mut at) = (0, 0);
+    while row < m {
+        let left = m - row;
+        let padded = match (body.lanes(), left) {
+            (_, 1) => 1,
+            (_, 2) => 2,
+            (_, 3 | 4) => 4,
+            (16, 5..=8 | 13..=16) => 8,
+            (16, _) => 12,
+            (_, 7 | 8) => 4,
+            (_, _) => 6,
+        };
+        let rows = padded.min(left);
+        groups.push(RowGroup { row, rows, padded, at });
+        row += rows;
+        at += padded * inner;
+    }
+    groups
+}
+
+/// A group's rows of `x: [.., inner]` turned into `[inner, padded]`.
+pub fn pack_rows(packed: &mut [f32], x: &[f32], group: RowGroup, inner: usize) {
+    let RowGroup { row, rows, padded, .. } = group;
+    for r in 0..rows {
+        let x = &x[(row + r) * inner..(row + r + 1) * inner];
+        for (to, x) in packed[r..].iter_mut().step_by(padded).zip(x) {
+            *to = *x;
+        }
+    }
+}
+
+/// The right to use registers of type `V`: only [`Body::run`] makes one.
+#[derive(Debug, Clone, Copy)]
+pub struct Simd<V>(PhantomData<V>);
+
+/// `y[r, c] = Σ_k x[k, r] w[k, c]` for `rows` of `padded` rows and 32 columns, steps in ascending order.
+#[derive(Debug)]
+pub struct Tile<'a, W> {
+    /// Packed rows, `[steps, padded]`.
+    pub x: &'a [f32],
+    /// Of the packed rows, how many there are really.
+    pub rows: usize,
+    /// Rows per step of `x`.
+    pub padded: usize,
+    /// `steps` times 32 weights.
+    pub w: &'a [W],
+    /// From one step's weights to the next's, in elements.
+    pub stride: usize,
+    /// Steps.
+    pub steps: usize,
+    /// Whether to add to `y` and not to overwrite it.
+    pub accumulate: bool,
+}
+
+impl<V: Vector> Simd<V> {
+    /// # Safety
+    /// The instructions of `V` are there, and the caller is compiled for them.
+    #[inline(always)]
+    pub(super) unsafe fn new() -> Self {
+        Self(PhantomData)
+    }
+
+    /// Computes a tile into `y`, whose rows lie `y_stride` apart.
+    ///
+    /// # Panics
+    /// If a slice is shorter than the tile needs.
+    #[inline(always)]
+    pub fn tile<W: Weight>(self, tile: &Tile<'_, W>, y: &mut [f32], y_stride: usize) {
+        assert!(tile.rows >= 1 && y.len() >= (tile.rows - 1) * y_stride + PANEL);
+        // SAFETY: `y` holds every row of 32 columns.
+        unsafe { self.tile_at(tile, y.as_mut_ptr(), y_stride) }
+    }
+
+    /// [`Simd::tile`] into memory that is shared with other columns' tiles.
+    ///
+    /// # Safety
+    /// `y` is valid for 32 floats at each of `rows` multiples of `y_stride`, and nobody else uses them.
+    #[inline(always)]
+    pub unsafe fn tile_at<W: Weight>(self, tile: &Tile<'_, W>, y: *mut f32, y_stride: usize) {
+        let Tile { x, rows, padded, w, stride, steps, .. } = *tile;
+        assert!(rows <= padded && x.len() >= steps * padded);
+        assert!(steps == 0 || w.len() >= (steps - 1) * stride + W::STEP);
+        // Registers per row at once, so that sums, weights and one row's value fit the register file.
+        // SAFETY: lengths were checked, and a `Simd<V>` exists only under the instructions of `V`.
+        unsafe {
+            match (V::LANES, padded) {
+                (16, 1) => columns::<V, W, 1, 2>(tile, y, y_stride),
+                (16, 2) => columns::<V, W, 2, 2>(tile, y, y_stride),
+                (16, 4) => columns::<V, W, 4, 2>(tile, y, y_stride),
+                (16, 8) => columns::<V, W, 8, 2>(tile, y, y_stride),
+                (16, 12) => columns::<V, W, 12, 2>(tile, y, y_stride),
+                (8, 1) => columns::<V, W, 1, 4>(tile, y, y_stride),
+                (8, 2) => columns::<V, W, 2, 4>(tile, y, y_stride),
+                (8, 4) => columns::<V, W, 4, 2>(tile, y, y_stride),
+                (8, 6) => columns::<V, W, 6, 2>(tile, y, y_stride),
+                (4, 1) => columns::<V, W, 1, 8>(tile, y, y_stride),
+                (4, 2) => columns::<V, W, 2, 8>(tile, y, y_stride),
+                (4, 4) => columns::<V, W, 4, 4>(tile, y, y_stride),
+                (4, 6) => columns::<V, W, 6, 4>(tile, y, y_stride),
+                _ => unreachable!("groups have these sizes"),
+            }
+        }
+    }
+}
+
+/// All columns, `N` registers at a time.
+#[inline(always)]
+unsafe fn columns<V: Vector, W: Weight, const R: usize, const N: usize>(
+    tile: &Tile<'_, W>,
+    y: *mut f32,
+    y_stride: usize,
+) {
+    unsafe {
+        part::<V, W, R, N>(tile, y, y_stride, 0);
+        if N * V::LANES < PANEL {
+            part::<V, W, R, N>(tile, y, y_stride, N);
+        }
+    }
+}
+
+/// The columns of registers `first .. first + N`.
+#[inline(always)]
+unsafe fn part<V: Vector, W: Weight, const R: usize, const N: usize>(
+    tile: &Tile<'_, W>,
+    y: *mut f32,
+    y_stride: usize,
+    first: usize,
+) {
+    let (mut x, mut w) = (tile.x.as_ptr(), tile.w.as_ptr());
+    unsafe {
+        let mut sums = [[V::splat(0.0); N]; R];
+        if tile.accumulate {
+            for r in 0..R {
+                if r < tile.rows {
+                    for n in 0..N {
+                        sums[r][n] = V::load(y.add(r * y_stride + (first + n) * V::LANES));
+                    }
+                }
+            }
+        }
+        for _ in 0..tile.steps {
+            if first == 0 {
+                V::prefetch(w.cast::<u8>().wrapping_add(AHEAD));
+                if W::STEP * size_of::<W>() > 64 {
+                    V::prefetch(w.cast::<u8>().wrapping_add(AHEAD + 64));
+                }
+            }
+            let mut weights = [V::splat(0.0); N];
+            for n in 0..N {
+                weights[n] = W::load::<V>(w, first + n);
+            }
+            for r in 0..R {
+                let value = V::splat(*x.add(r));
+                for n in 0..N {
+                    sums[r][n] = sums[r][n].add_product(value, weights[n]);
+                }
+            }
+            x = x.add(R);
+            w = w.wrapping_add(tile.stride);
+        }
+        for r in 0..R {
+            if r < tile.rows {
+                for n in 0..N {
+                    sums[r][n].store(y.add(r * y_stride + (first + n) * V::LANES));
+                }
+            }
+        }
+    }
+}
