@@ -5,8 +5,10 @@ mod shape;
 mod train;
 
 pub use data::Data;
-pub use shape::Shape;
-pub use train::{Loop, OptimizerKind, WarmStart};
+pub use shape::{
+    DFlash2Shape, DFlashShape, DSparkShape, DominoShape, Eagle3Shape, HSpecShape, PEagleShape, Shape,
+};
+pub use train::{Loop, OptimizerKind, SlotWeights, WarmStart};
 
 use hspec_core::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -42,7 +44,14 @@ impl Recipe {
 
     fn validate(&self, path: &Path) -> Result<()> {
         self.train.validate(path)?;
-        self.data.validate(path)
+        self.data.validate(path)?;
+        // Its samples are no blocks, over which these weights are a product.
+        match (&self.drafter, self.train.weighting) {
+            (Shape::PEagle(_), SlotWeights::Dpace) => {
+                Err(Error::invalid(path, "train.weighting", "dpace", "decay for this kind"))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// The recipe with every default spelled out.

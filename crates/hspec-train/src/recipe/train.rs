@@ -1,8 +1,11 @@
 //! The loop's settings.
 
 use super::{at_least_one, between};
-use crate::schedule::Schedule;
-use hspec_core::Result;
+use crate::{
+    loss::{LossConfig, Weighting},
+    schedule::Schedule,
+};
+use hspec_core::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
@@ -10,6 +13,8 @@ use std::path::Path;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum WarmStart {
+    /// None but the embedding and the output head.
+    None,
     /// Query, key and value projections, as the released recipe does.
     Attention,
     /// The whole attention and feed-forward sub-layers with their norms, and the final norm.
@@ -26,21 +31,44 @@ pub enum OptimizerKind {
     Muon,
 }
 
+/// How slots are weighted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SlotWeights {
+    /// Falling with the distance from the anchor, by `gamma`.
+    #[default]
+    Decay,
+    /// By the drafter's own chance of getting that far (D-PACE), smoothed by `dpace_alpha`.
+    Dpace,
+}
+
 /// The loop. Learning rates warm up linearly over `warmup` of the steps and fall as `schedule` says.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Loop {
-    /// Optimiser steps.
-    pub steps: usize,
+    /// Optimiser steps; either these or `epochs`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub steps: Option<usize>,
+    /// Times that every document is read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub epochs: Option<u64>,
     /// Tokens packed into a step.
     pub tokens_per_step: usize,
-    /// Anchors drawn in a step.
+    /// Anchors drawn in a step. EAGLE-3 and P-EAGLE draft from every token.
+    #[serde(default = "default_anchors")]
     pub anchors_per_step: usize,
+    /// Rows that a step's tokens and anchors are split into; their gradients are summed, so that memory is
+    /// needed for one row only. Several devices share the rows.
+    #[serde(default = "one_row")]
+    pub accumulate: usize,
     /// Start.
     pub warm_start: WarmStart,
-    /// Target layers that the feed-forward sub-layers start from, with `warm_start = "layers"`.
+    /// Target layers that H-Spec's feed-forward sub-layers start from, with `warm_start = "layers"`.
     #[serde(default)]
     pub mlp_layers: Vec<usize>,
+    /// Target layers that the layers of DFlash and its relatives start from.
+    #[serde(default)]
+    pub start_layers: Vec<usize>,
     /// Optimiser of the matrices.
     pub optimizer: OptimizerKind,
     /// Peak learning rate of AdamW.
@@ -64,21 +92,35 @@ pub struct Loop {
     #[serde(default = "one")]
     pub clip: f64,
     /// Weight of the cross-entropy.
+    #[serde(default)]
     pub ce: f64,
     /// Weight of the total variation distance.
+    #[serde(default)]
     pub tv: f64,
+    /// Weight of the divergence of the drafter's law from the target's.
+    #[serde(default)]
+    pub kl: f64,
     /// Weight of the confidence loss.
     #[serde(default = "one")]
     pub confidence: f64,
-    /// Decay length of the slots' weights.
+    /// How slots are weighted.
+    #[serde(default)]
+    pub weighting: SlotWeights,
+    /// Decay length of the slots' weights; `inf` weighs them alike.
     #[serde(default = "default_gamma")]
     pub gamma: f64,
+    /// Smoothing of D-PACE's weights towards 1.
+    #[serde(default = "half")]
+    pub dpace_alpha: f64,
     /// Seed of everything random.
     #[serde(default)]
     pub seed: u64,
     /// Steps between checkpoints.
     #[serde(default = "default_checkpoint")]
     pub checkpoint_every: usize,
+    /// Checkpoints kept, beside the best drafter.
+    #[serde(default = "default_keep")]
+    pub keep: usize,
     /// Steps between measurements of simulated acceptance.
     #[serde(default = "default_evaluate")]
     pub evaluate_every: usize,
@@ -105,6 +147,18 @@ fn default_warmup() -> f64 {
 fn one() -> f64 {
     1.0
 }
+fn half() -> f64 {
+    0.5
+}
+fn one_row() -> usize {
+    1
+}
+fn default_anchors() -> usize {
+    256
+}
+fn default_keep() -> usize {
+    2
+}
 fn default_gamma() -> f64 {
     4.0
 }
@@ -127,10 +181,13 @@ impl Loop {
         at_least_one(
             file,
             &[
-                ("train.steps", self.steps),
+                ("train.steps", self.steps.unwrap_or(1)),
+                ("train.epochs", self.epochs.map_or(1, |n| n as usize)),
                 ("train.tokens_per_step", self.tokens_per_step),
                 ("train.anchors_per_step", self.anchors_per_step),
+                ("train.accumulate", self.accumulate),
                 ("train.checkpoint_every", self.checkpoint_every),
+                ("train.keep", self.keep),
                 ("train.evaluate_every", self.evaluate_every),
                 ("train.evaluate_tokens", self.evaluate_tokens),
             ],
@@ -146,9 +203,42 @@ impl Loop {
                 ("train.clip", self.clip, f64::MIN_POSITIVE, f64::MAX),
                 ("train.ce", self.ce, 0.0, f64::MAX),
                 ("train.tv", self.tv, 0.0, f64::MAX),
+                ("train.kl", self.kl, 0.0, f64::MAX),
                 ("train.confidence", self.confidence, 0.0, f64::MAX),
-                ("train.gamma", self.gamma, f64::MIN_POSITIVE, f64::MAX),
+                ("train.gamma", self.gamma, f64::MIN_POSITIVE, f64::INFINITY),
+                ("train.dpace_alpha", self.dpace_alpha, 0.0, 1.0),
             ],
-        )
+        )?;
+        let refuse = |field: &str, found: String, expected: &str| {
+            Err(Error::invalid(file, format!("train.{field}"), found, expected))
+        };
+        match (self.steps, self.epochs) {
+            (None, None) => return refuse("steps", "nothing".into(), "steps or epochs"),
+            (Some(steps), Some(_)) => return refuse("steps", steps.to_string(), "none beside epochs"),
+            _ => {}
+        }
+        if self.ce + self.tv + self.kl == 0.0 {
+            return refuse("ce", "0".into(), "a positive weight of ce, tv or kl");
+        }
+        Ok(())
+    }
+
+    /// Tokens packed into a row.
+    pub fn row_tokens(&self) -> usize {
+        self.tokens_per_step / self.accumulate
+    }
+
+    /// Anchors drawn in a row.
+    pub fn row_anchors(&self) -> usize {
+        (self.anchors_per_step / self.accumulate).max(1)
+    }
+
+    /// The objective.
+    pub fn objective(&self) -> LossConfig {
+        let weighting = match self.weighting {
+            SlotWeights::Decay => Weighting::Decay { gamma: self.gamma },
+            SlotWeights::Dpace => Weighting::Dpace { alpha: self.dpace_alpha },
+        };
+        LossConfig { ce: self.ce, tv: self.tv, kl: self.kl, confidence: self.confidence, weighting }
     }
 }
