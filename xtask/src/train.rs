@@ -18,26 +18,28 @@ use hspec_train::{
     responses::{self, PromptTokens, Response, Sampling},
     run_dir::{Identity, RunDir},
     select::select,
-    trainer::{Event, StepMetrics},
+    trainer::{Event, Finish, StepMetrics},
     warm,
 };
 use std::{
     path::{Path, PathBuf},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
-/// Train an H-Spec drafter on what its target says.
+/// Train a drafter on what its target says.
 ///
 /// The target answers the prompts first (kept in responses.jsonl), then the drafter learns from the
 /// answers. Everything lies in the run's folder: the resolved recipe, the answers, metrics.jsonl, the last
-/// two checkpoints, and `best`, the drafter with the highest simulated tau. A run that was stopped, at
+/// checkpoints, and `best`, the drafter with the highest simulated tau. A run that was stopped, at
 /// any moment, continues with --resume and loses at most the steps since its last checkpoint.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
   cargo xtask train --recipe recipes/smollm2-135m.toml --prompts prompts.jsonl.gz
   cargo xtask train --recipe recipes/smollm2-135m.toml --prompts prompts.jsonl.gz --resume
-  cargo xtask train --recipe mine.toml --target models/mine --prompts a.jsonl --out runs/mine")]
+  cargo xtask train --recipe recipes/smollm2-135m.toml --prompts prompts.jsonl.gz --max-minutes 60
+  cargo xtask train --recipe mine.toml --target models/mine --prompts a.jsonl --out runs/mine
+  cargo xtask train --recipe mine.toml --prompts b.jsonl --out runs/second --init runs/mine/best")]
 pub(crate) struct Args {
     /// What to train and how, a TOML file; recipes/ holds some.
     #[arg(long, value_name = "FILE")]
@@ -54,6 +56,12 @@ pub(crate) struct Args {
     /// Continue the run in the folder.
     #[arg(long)]
     resume: bool,
+    /// Start from this drafter's weights and vocabulary; its shape must be the recipe's.
+    #[arg(long, value_name = "DIR")]
+    init: Option<PathBuf>,
+    /// Stop training after this time, behind a whole step and with a checkpoint.
+    #[arg(long, value_name = "N", value_parser = minutes)]
+    max_minutes: Option<Duration>,
     #[command(flatten)]
     backend: Common,
 }
@@ -68,14 +76,40 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         eprintln!("there is no run in {} to continue: starting one", out.display());
     }
     probe(&out)?;
-    let run = Run { recipe_file: &args.recipe, out: &out, resume: args.resume };
-    with_backend!(args.backend, |B, device| {
+    let run = Run {
+        recipe_file: &args.recipe,
+        out: &out,
+        resume: args.resume,
+        init: args.init.as_deref(),
+        limit: args.max_minutes,
+    };
+    let Finish { step, steps } = with_backend!(args.backend, |B, device| {
         let model = Model::<B>::load(args.target.as_deref(), &device)?;
         run.train(&model, &recipe, &prompts)
     })?;
-    eprintln!("the drafter is in {}", out.join("best").display());
-    println!("{}", out.join("best").display());
+    let best = out.join("best");
+    if step < steps {
+        eprintln!("time is up after step {step} of {steps}; the same command with --resume goes on");
+    }
+    if best.exists() {
+        eprintln!("the best drafter is in {}", best.display());
+        println!("{}", best.display());
+    } else {
+        eprintln!(
+            "no drafter has been measured yet: the first time is at step {}",
+            recipe.train.evaluate_every
+        );
+    }
     Ok(())
+}
+
+/// A positive number of minutes.
+fn minutes(text: &str) -> Result<Duration, String> {
+    let minutes: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
+    match Duration::try_from_secs_f64(60.0 * minutes) {
+        Ok(time) if !time.is_zero() => Ok(time),
+        _ => Err("not a positive number of minutes".into()),
+    }
 }
 
 /// The prompts of all files. With several files an id says which one it is from: many files only number
@@ -106,6 +140,10 @@ pub(crate) struct Run<'a> {
     pub(crate) out: &'a Path,
     /// Whether to continue what is there.
     pub(crate) resume: bool,
+    /// A drafter to start from.
+    pub(crate) init: Option<&'a Path>,
+    /// Time after which to stop.
+    pub(crate) limit: Option<Duration>,
 }
 
 impl Run<'_> {
@@ -115,7 +153,7 @@ impl Run<'_> {
         model: &Model<B>,
         recipe: &Recipe,
         prompts: &[Prompt],
-    ) -> anyhow::Result<()> {
+    ) -> anyhow::Result<Finish> {
         let selected = selected(model, recipe, prompts)?;
         warm::check(recipe, &model.target, selected.len(), self.recipe_file)?;
         let identity = Identity::new(&model.target, &selected);
@@ -128,10 +166,11 @@ impl Run<'_> {
             target: &model.target,
             target_name: &name,
             stop_tokens: &model.eos,
+            init: self.init,
+            limit: self.limit,
         };
         let mut watch = Watch { progress: None, last: Instant::now(), tau: 0.0 };
-        trainer.run(&answers, &dir, &mut |event| watch.tell(event))?;
-        Ok(())
+        Ok(trainer.run(&answers, &dir, &mut |event| watch.tell(event))?)
     }
 }
 

@@ -5,10 +5,18 @@ use burn::tensor::{Tensor, backend::Backend};
 use hspec_attn::Prefix;
 use hspec_core::{
     Result, TokenId,
-    config::HSpecConfig,
     target::{Rows, Target, Want},
 };
 use std::{collections::HashMap, sync::Arc};
+
+/// What a drafter reads of its target.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Reads {
+    /// Hidden ids whose states are fused, ascending.
+    pub hidden: Vec<usize>,
+    /// Layers whose cache is read, one per attention sub-layer.
+    pub kv: Vec<usize>,
+}
 
 /// Everything a drafter reads of one document, and what it is judged by.
 #[derive(Debug)]
@@ -33,13 +41,13 @@ pub struct FeatureStore<'a, B: Backend> {
 
 impl<'a, B: Backend> FeatureStore<'a, B> {
     /// A store that remembers at most `bytes`.
-    pub fn new(target: &'a Target<B>, config: &HSpecConfig, bytes: usize) -> Self {
-        let mut kv = config.attn_kv_layer_ids.clone();
+    pub fn new(target: &'a Target<B>, reads: &Reads, bytes: usize) -> Self {
+        let mut kv = reads.kv.clone();
         kv.sort_unstable();
         kv.dedup();
         let place = |id: &usize| kv.binary_search(id).expect("taken from the same list");
-        let reads = config.attn_kv_layer_ids.iter().map(place).collect();
-        Self { target, fusion: config.fusion_layers(), kv, reads, known: HashMap::new(), bytes_left: bytes }
+        let (fusion, reads) = (reads.hidden.clone(), reads.kv.iter().map(place).collect());
+        Self { target, fusion, kv, reads, known: HashMap::new(), bytes_left: bytes }
     }
 
     /// The features of document `number`.

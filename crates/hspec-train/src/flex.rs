@@ -27,7 +27,11 @@ pub(crate) fn objective<B: AutodiffBackend>(
     let logits = host(forward.logits.clone().inner().into_data());
     let mask = host(forward.mask.clone().inner().into_data());
     let table = Table::new(host(forward.table.clone().into_data()), width);
-    let count = mask.iter().sum::<f32>() + 1e-5;
+    let count = forward.slots.denominator(mask.iter().sum());
+    let decay = match config.weighting {
+        Weighting::Decay { gamma } => forward.slots.decay(gamma),
+        Weighting::Dpace { .. } => Vec::new(),
+    };
 
     let mut gradient = vec![0f32; n * k * width];
     let judged: Vec<Vec<Slot>> = gradient
@@ -38,6 +42,7 @@ pub(crate) fn objective<B: AutodiffBackend>(
             let block = Block {
                 logits: &logits[slots.start * width..slots.end * width],
                 rows: &forward.rows[slots.clone()],
+                decay: decay.get(slots.clone()).unwrap_or_default(),
                 mask: &mask[slots],
                 table: &table,
             };
@@ -46,15 +51,11 @@ pub(crate) fn objective<B: AutodiffBackend>(
         .collect();
     let slots: Vec<Slot> = judged.into_iter().flatten().collect();
 
-    let mut agreement = Agreement { correct: vec![0; k], total: vec![0; k] };
-    for (i, slot) in slots.iter().enumerate().filter(|&(i, _)| mask[i] > 0.0) {
-        agreement.total[i % k] += 1;
-        agreement.correct[i % k] += u64::from(slot.agrees);
-    }
+    let agreement = Agreement::gather(&forward.slots, &mask, |i| slots[i].agrees);
     let term = |value: &dyn Fn(&Slot) -> f32| {
         slots.iter().map(|s| f64::from(value(s) * s.weight)).sum::<f64>() / f64::from(count)
     };
-    let (ce, tv) = (term(&|s| s.ce), term(&|s| 1.0 - s.overlap));
+    let (ce, tv, kl) = (term(&|s| s.ce), term(&|s| 1.0 - s.overlap), term(&|s| s.kl));
 
     let gradient = Tensor::<B, 3>::from_data(TensorData::new(gradient, [n, k, width]), &device);
     let mut differentiable = (forward.logits.clone() * gradient).sum();
@@ -69,8 +70,8 @@ pub(crate) fn objective<B: AutodiffBackend>(
         confidence = scalar(&loss);
         differentiable = differentiable + loss.mul_scalar(config.confidence);
     }
-    let total = config.ce * ce + config.tv * tv + config.confidence * confidence;
-    Some(Objective { differentiable, total, ce, tv, confidence, agreement })
+    let total = config.ce * ce + config.tv * tv + config.kl * kl + config.confidence * confidence;
+    Some(Objective { differentiable, total, ce, tv, kl, confidence, count: f64::from(count), agreement })
 }
 
 fn is_flex<B: Backend>() -> bool {
@@ -138,6 +139,8 @@ struct Block<'a> {
     logits: &'a [f32],
     rows: &'a [usize],
     mask: &'a [f32],
+    /// Weights of the slots where those are given beforehand.
+    decay: &'a [f32],
     table: &'a Table,
 }
 
@@ -145,6 +148,7 @@ struct Block<'a> {
 #[derive(Clone, Copy, Default)]
 struct Slot {
     ce: f32,
+    kl: f32,
     /// `sum_v min(p, q)`.
     overlap: f32,
     /// Mask times the slot's weight.
@@ -166,10 +170,14 @@ impl Block<'_> {
             let q = self.table.row(self.rows[t]);
             slot.ce = log_sum - logits[label];
             slot.overlap = sum(p, q, f32::min);
+            if config.kl > 0.0 {
+                let part = |q: f32, x: f32| if q > 0.0 { q * (q.ln() - x) } else { 0.0 };
+                slot.kl = sum(q, logits, part) + log_sum;
+            }
             slot.agrees = best == label;
         }
         let weights: Vec<f32> = match config.weighting {
-            Weighting::Decay { gamma } => loss::decay_weights(slots.len(), gamma),
+            Weighting::Decay { .. } => self.decay.to_vec(),
             Weighting::Dpace { alpha } => {
                 let ce: Vec<f32> = slots.iter().map(|s| s.ce).collect();
                 loss::dpace_weights(&ce, self.mask, alpha)
@@ -179,12 +187,13 @@ impl Block<'_> {
             slot.weight = self.mask[t] * weights[t];
             let row = &mut gradient[t * width..(t + 1) * width];
             let scale = slot.weight / count;
-            let (ce, tv) = (config.ce as f32 * scale, config.tv as f32 * scale);
+            let part = |weight: f64| weight as f32 * scale;
+            let (ce, tv, kl) = (part(config.ce), part(config.tv), part(config.kl));
             let q = self.table.row(self.rows[t]);
             let below = sum(row, q, |p, q| if p < q { p } else { 0.0 });
             for (p, q) in row.iter_mut().zip(q) {
                 let rises = if *p < *q { 1.0 } else { 0.0 };
-                *p *= ce - tv * (rises - below);
+                *p = *p * (ce + kl - tv * (rises - below)) - kl * *q;
             }
             row[self.table.labels[self.rows[t]]] -= ce;
         }

@@ -1,10 +1,10 @@
-//! Trains H-Spec drafters on what their target says.
+//! Trains drafters on what their target says.
 //!
 //! 1. The target answers the prompts ([`responses`]); an answer is the only text a drafter learns.
 //! 2. For a document the target runs once and leaves what the drafter reads: hidden states of the
 //!    fusion layers and the keys and values of the layers it borrows ([`features`]).
-//! 3. Documents are packed, anchors drawn among the supervised tokens, and all blocks run at once
-//!    through the code that also decodes ([`pack`]).
+//! 3. Documents are packed ([`pack`]), and all drafts of a row run at once through the code that also decodes;
+//!    how, is a kind's own ([`kinds`]).
 //! 4. The corrected logits are held against the target's own ([`loss`], [`objective`]), and AdamW or Muon
 //!    moves the weights ([`optim`]).
 //! 5. Every so often the drafter decodes held-out prompts; that tau, not a loss, picks the best
@@ -19,15 +19,17 @@
 //! let device = Default::default();
 //! let logits = Tensor::<B, 3>::from_floats([[[0.0, 0.0], [0.0, 3.0]]], &device);
 //! let mask = Tensor::from_floats([[0.0, 1.0]], &device);
-//! let config = LossConfig { ce: 0.1, tv: 0.9, confidence: 1.0, weighting: Weighting::Decay { gamma: 4.0 } };
+//! let config = LossConfig { ce: 0.1, tv: 0.9, kl: 0.0, confidence: 1.0, weighting: Weighting::Decay { gamma: 4.0 } };
 //! let l = loss(elements(logits.clone(), logits, None), mask, &config);
 //! assert!(l.tv.into_scalar() < 1e-6);
 //! ```
 
+mod events;
 pub mod features;
 mod feed;
 #[cfg(feature = "flex")]
 mod flex;
+pub mod kinds;
 pub mod loss;
 pub mod loss_deepspec;
 pub mod loss_eagle;
@@ -39,6 +41,7 @@ pub mod responses;
 pub mod run_dir;
 pub mod schedule;
 pub mod select;
+mod step;
 pub mod target_cache;
 pub mod trainer;
 pub mod vocab;

@@ -6,8 +6,11 @@
 //! ce   = -log p[argmax q]            tv = 1 - sum_v min(p, q)
 //! conf = BCE(confidence, c*)         c* = sum_v min(p, q), no gradient
 //! term = sum(e * m * w) / (sum(m) + 1e-5),   w(t) = exp(-(t - 1) / gamma), w(0) = 0
-//! loss = ce_weight * ce + tv_weight * tv + confidence_weight * conf
+//! loss = ce_weight * ce + tv_weight * tv + kl_weight * kl + confidence_weight * conf
+//! kl   = sum_v q log(q / p)          the objective of EAGLE-3 and P-EAGLE
 //! ```
+//!
+//! Other kinds of drafter count their slots from elsewhere, which [`Slots`] says.
 
 use burn::tensor::{DType, Int, Tensor, TensorData, activation::log_softmax, backend::Backend};
 
@@ -18,6 +21,8 @@ pub struct LossConfig {
     pub ce: f64,
     /// Weight of the total variation distance.
     pub tv: f64,
+    /// Weight of the divergence `KL(q || p)` from the target.
+    pub kl: f64,
     /// Weight of the confidence loss.
     pub confidence: f64,
     /// How slots are weighted.
@@ -27,7 +32,7 @@ pub struct LossConfig {
 /// Weights of the slots.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Weighting {
-    /// `exp(-(t - 1) / gamma)`.
+    /// `exp(-(t - first) / gamma)`.
     Decay {
         /// Decay length.
         gamma: f64,
@@ -40,6 +45,45 @@ pub enum Weighting {
     },
 }
 
+/// Which slot each element of `[n, K]` is, where slots begin to count, and how often a supervised token does.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Slots {
+    /// `n * K`: by these, slots are weighted and judged.
+    pub number: Vec<usize>,
+    /// The first one that predicts; those before it weigh nothing.
+    pub first: usize,
+    /// The terms' denominator is the count of the mask over this: 1, or the number of steps where each step
+    /// has a mean of its own and the means are summed (EAGLE-3).
+    pub means: usize,
+}
+
+impl Slots {
+    /// Of `n` blocks of `k` slots.
+    pub fn blocks(n: usize, k: usize, first: usize) -> Self {
+        Self { number: (0..n).flat_map(|_| 0..k).collect(), first, means: 1 }
+    }
+
+    /// One more than the highest slot.
+    pub fn end(&self) -> usize {
+        self.number.iter().max().map_or(self.first, |&t| t + 1)
+    }
+
+    /// The decay of each element.
+    pub(crate) fn decay(&self, gamma: f64) -> Vec<f32> {
+        let weights: Vec<f32> = (0..self.end()).map(|t| self.decay_of(t, gamma)).collect();
+        self.number.iter().map(|&t| weights[t]).collect()
+    }
+
+    fn decay_of(&self, t: usize, gamma: f64) -> f32 {
+        if t < self.first { 0.0 } else { (-((t - self.first) as f64) / gamma).exp() as f32 }
+    }
+
+    /// The denominator of the terms under a mask that counts `counted` elements.
+    pub(crate) fn denominator(&self, counted: f32) -> f32 {
+        counted / self.means as f32 + 1e-5
+    }
+}
+
 /// Per-element values, before masks and weights: `[n, K]` each.
 #[derive(Debug, Clone)]
 pub struct Elements<B: Backend> {
@@ -47,6 +91,8 @@ pub struct Elements<B: Backend> {
     pub ce: Tensor<B, 2>,
     /// Total variation distance.
     pub tv: Tensor<B, 2>,
+    /// Divergence from the target, if asked for.
+    pub kl: Option<Tensor<B, 2>>,
     /// `sum min(p, q)`, cut off from gradients: the probability of acceptance.
     pub acceptance: Tensor<B, 2>,
     /// Binary cross-entropy of the confidence head, if there is one.
@@ -62,6 +108,8 @@ pub struct Loss<B: Backend> {
     pub ce: Tensor<B, 1>,
     /// Total variation term.
     pub tv: Tensor<B, 1>,
+    /// Divergence, zero where not asked for.
+    pub kl: Tensor<B, 1>,
     /// Confidence term, zero without the head.
     pub confidence: Tensor<B, 1>,
     /// Mask times weight, `[n, K]`.
@@ -77,16 +125,28 @@ pub fn elements<B: Backend>(
     targets: Tensor<B, 3>,
     confidence: Option<Tensor<B, 2>>,
 ) -> Elements<B> {
+    elements_with(logits, targets, confidence, false)
+}
+
+/// [`elements`], with the divergence if `kl` says so: it reads the logits once more.
+pub fn elements_with<B: Backend>(
+    logits: Tensor<B, 3>,
+    targets: Tensor<B, 3>,
+    confidence: Option<Tensor<B, 2>>,
+    kl: bool,
+) -> Elements<B> {
     let [n, k, v] = logits.dims();
     let log_p = log_softmax(logits.reshape([n * k, v]).cast(DType::F32), 1);
     let targets = targets.reshape([n * k, v]).cast(DType::F32).detach();
     let label = targets.clone().argmax(1);
-    let q = log_softmax(targets, 1).exp();
+    let log_q = log_softmax(targets, 1);
+    let q = log_q.clone().exp();
     let ce = log_p.clone().gather(1, label).neg().reshape([n, k]);
+    let kl = kl.then(|| (q.clone() * (log_q - log_p.clone())).sum_dim(1).reshape([n, k]));
     let overlap = log_p.exp().min_pair(q).sum_dim(1).reshape([n, k]);
     let acceptance = overlap.clone().detach();
     let confidence = confidence.map(|z| confidence_bce(z, acceptance.clone()));
-    Elements { ce, tv: overlap.neg().add_scalar(1.0), acceptance, confidence }
+    Elements { ce, tv: overlap.neg().add_scalar(1.0), kl, acceptance, confidence }
 }
 
 /// Binary cross-entropy of confidence logits against acceptance probabilities, `[n, K]` each, in the form
@@ -97,28 +157,34 @@ pub(crate) fn confidence_bce<B: Backend>(z: Tensor<B, 2>, acceptance: Tensor<B, 
 
 /// The objective over elements under the mask `[n, K]` (1 = counted, slot 0 never is).
 pub fn loss<B: Backend>(elements: Elements<B>, mask: Tensor<B, 2>, config: &LossConfig) -> Loss<B> {
+    let [n, k] = mask.dims();
+    loss_of(elements, mask, &Slots::blocks(n, k, 1), config)
+}
+
+/// The objective over elements of the given slots.
+pub fn loss_of<B: Backend>(
+    elements: Elements<B>,
+    mask: Tensor<B, 2>,
+    slots: &Slots,
+    config: &LossConfig,
+) -> Loss<B> {
     let weights = match config.weighting {
-        Weighting::Decay { gamma } => mask.clone() * decay(mask.dims()[1], gamma, &mask.device()),
+        Weighting::Decay { gamma } => {
+            mask.clone() * Tensor::from_data(TensorData::new(slots.decay(gamma), mask.dims()), &mask.device())
+        }
         Weighting::Dpace { alpha } => dpace(&elements.ce, &mask, alpha),
     };
-    let count = mask.sum().add_scalar(1e-5);
+    let count = mask.sum().div_scalar(slots.means as f64).add_scalar(1e-5);
     let term = |e: &Tensor<B, 2>| (e.clone() * weights.clone()).sum() / count.clone();
     let (ce, tv) = (term(&elements.ce), term(&elements.tv));
-    let confidence = elements.confidence.as_ref().map_or_else(|| Tensor::zeros([1], &ce.device()), &term);
+    let optional =
+        |e: &Option<Tensor<B, 2>>| e.as_ref().map_or_else(|| Tensor::zeros([1], &ce.device()), &term);
+    let (kl, confidence) = (optional(&elements.kl), optional(&elements.confidence));
     let total = ce.clone().mul_scalar(config.ce)
         + tv.clone().mul_scalar(config.tv)
+        + kl.clone().mul_scalar(config.kl)
         + confidence.clone().mul_scalar(config.confidence);
-    Loss { total, ce, tv, confidence, weights, elements }
-}
-
-/// `w(t)` as a row: `[1, K]`.
-pub fn decay<B: Backend>(k: usize, gamma: f64, device: &B::Device) -> Tensor<B, 2> {
-    Tensor::from_data(TensorData::new(decay_weights(k, gamma), [1, k]), device)
-}
-
-/// `w(t)` for the slots of a block.
-pub(crate) fn decay_weights(k: usize, gamma: f64) -> Vec<f32> {
-    (0..k).map(|t| if t == 0 { 0.0 } else { (-((t - 1) as f64) / gamma).exp() as f32 }).collect()
+    Loss { total, ce, tv, kl, confidence, weights, elements }
 }
 
 fn dpace<B: Backend>(ce: &Tensor<B, 2>, mask: &Tensor<B, 2>, alpha: f64) -> Tensor<B, 2> {
@@ -161,7 +227,12 @@ pub struct Agreement {
 
 impl Agreement {
     /// Counts `[n, K, Vd]` logits against each other.
-    pub fn count<B: Backend>(logits: Tensor<B, 3>, targets: Tensor<B, 3>, mask: &Tensor<B, 2>) -> Self {
+    pub fn count<B: Backend>(
+        logits: Tensor<B, 3>,
+        targets: Tensor<B, 3>,
+        mask: &Tensor<B, 2>,
+        slots: &Slots,
+    ) -> Self {
         let [n, k, v] = logits.dims();
         let best = |t: Tensor<B, 3>| -> Vec<i64> {
             let ids: Tensor<B, 2, Int> = t.reshape([n * k, v]).argmax(1);
@@ -169,23 +240,40 @@ impl Agreement {
         };
         let (ours, theirs) = (best(logits), best(targets));
         let mask: Vec<f32> = mask.clone().into_data().iter::<f32>().collect();
-        let mut counts = Self { correct: vec![0; k], total: vec![0; k] };
-        for i in (0..n * k).filter(|&i| mask[i] > 0.0) {
-            counts.total[i % k] += 1;
-            counts.correct[i % k] += u64::from(ours[i] == theirs[i]);
+        Self::gather(slots, &mask, |i| ours[i] == theirs[i])
+    }
+
+    /// Counts the elements under a mask; `agrees` is asked for those.
+    pub(crate) fn gather(slots: &Slots, mask: &[f32], agrees: impl Fn(usize) -> bool) -> Self {
+        let mut counts = Self { correct: vec![0; slots.end()], total: vec![0; slots.end()] };
+        for (i, &t) in slots.number.iter().enumerate().filter(|&(i, _)| mask[i] > 0.0) {
+            counts.total[t] += 1;
+            counts.correct[t] += u64::from(agrees(i));
         }
         counts
     }
 
-    /// Accuracy of slot `t`; 0 with nothing to count.
-    pub fn accuracy(&self, t: usize) -> f64 {
-        if self.total[t] == 0 { 0.0 } else { self.correct[t] as f64 / self.total[t] as f64 }
+    /// Adds the counts of another row.
+    pub fn add(&mut self, other: &Self) {
+        for (mine, theirs) in [(&mut self.correct, &other.correct), (&mut self.total, &other.total)] {
+            mine.resize(mine.len().max(theirs.len()), 0);
+            mine.iter_mut().zip(theirs).for_each(|(a, b)| *a += b);
+        }
     }
 
-    /// Expected accepted length without the bonus: the sum over slots of the product of accuracies.
-    pub fn expected_length(&self) -> f64 {
+    /// Accuracy of slot `t`; 0 with nothing to count.
+    pub fn accuracy(&self, t: usize) -> f64 {
+        match self.total.get(t) {
+            None | Some(0) => 0.0,
+            Some(&total) => self.correct[t] as f64 / total as f64,
+        }
+    }
+
+    /// Expected accepted length without the bonus: the sum over slots from `first` of the product of
+    /// accuracies.
+    pub fn expected_length(&self, first: usize) -> f64 {
         let mut product = 1.0;
-        (1..self.total.len())
+        (first..self.total.len())
             .map(|t| {
                 product *= self.accuracy(t);
                 product

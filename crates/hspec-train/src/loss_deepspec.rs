@@ -109,7 +109,7 @@ pub fn speculators<B: Backend>(
     let total = ce.clone().mul_scalar(config.ce)
         + tv.clone().mul_scalar(config.distance)
         + confidence.clone().mul_scalar(config.confidence);
-    Loss { total, ce, tv, confidence, weights, elements }
+    Loss { total, kl: Tensor::zeros([1], &ce.device()), ce, tv, confidence, weights, elements }
 }
 
 /// The mask times the decay, `[n, K]`.

@@ -2,13 +2,16 @@
 
 use crate::recipe::{Loop, OptimizerKind};
 use burn::{
-    module::{AutodiffModule, ModuleVisitor, Param, ParamId},
+    module::{AutodiffModule, Module, ModuleVisitor, Param, ParamId},
     optim::{
         AdamW, AdamWConfig, GradientsParams, Muon, MuonConfig, Optimizer, adaptor::OptimizerAdaptor,
         decay::WeightDecayConfig,
     },
     record::{FullPrecisionSettings, NamedMpkBytesRecorder, Record, Recorder},
-    tensor::{ElementConversion, Tensor, backend::AutodiffBackend},
+    tensor::{
+        ElementConversion, Tensor,
+        backend::{AutodiffBackend, Backend},
+    },
 };
 use hspec_core::{Error, Result};
 use hspec_nn::params;
@@ -16,7 +19,7 @@ use hspec_nn::params;
 type Adam<B, M> = OptimizerAdaptor<AdamW, M, B>;
 type MuonOf<B, M> = OptimizerAdaptor<Muon<<B as AutodiffBackend>::InnerBackend>, M, B>;
 
-/// Muon for matrices, AdamW with and without decay for the rest.
+/// Muon for matrices, AdamW with and without decay for the rest; tables of token vectors are no matrices.
 pub struct Optimizers<B: AutodiffBackend, M: AutodiffModule<B>> {
     muon: MuonOf<B, M>,
     decayed: Adam<B, M>,
@@ -41,6 +44,7 @@ impl<B: AutodiffBackend, M: AutodiffModule<B>> Optimizers<B, M> {
             let matrix = p.shape.len() == 2 && p.name.ends_with("weight");
             let by_muon = recipe.optimizer == OptimizerKind::Muon
                 && !p.name.ends_with("markov_w1.weight")
+                && p.name != "embed_tokens.weight"
                 && !p.name.starts_with("confidence_head");
             match (matrix, by_muon) {
                 (true, true) => groups.muon.push(p.id),
@@ -67,8 +71,7 @@ impl<B: AutodiffBackend, M: AutodiffModule<B>> Optimizers<B, M> {
     ///
     /// # Errors
     /// [`Error::Mismatch`] naming the first parameter whose gradient is not finite; the module is lost.
-    pub fn step(&mut self, scale: f64, module: M, mut grads: B::Gradients) -> Result<(M, f64)> {
-        let mut all = GradientsParams::from_module(&mut grads, &module);
+    pub fn step(&mut self, scale: f64, module: M, mut all: GradientsParams) -> Result<(M, f64)> {
         let norm = clip(&module, &mut all, self.clip)?;
         let mut split = Split {
             all,
@@ -138,9 +141,70 @@ fn clip<B: AutodiffBackend, M: AutodiffModule<B>>(
     }
     let norm = total.sqrt();
     if norm > limit {
-        module.visit(&mut Scale { grads, factor: limit / norm });
+        scale(module, grads, limit / norm);
     }
     Ok(norm)
+}
+
+/// Multiplies all gradients by a factor.
+pub(crate) fn scale<B: AutodiffBackend, M: AutodiffModule<B>>(
+    module: &M,
+    grads: &mut GradientsParams,
+    factor: f64,
+) {
+    if factor != 1.0 {
+        module.visit(&mut Scale { grads, factor });
+    }
+}
+
+/// Adds gradients to others; `more` is empty after it.
+pub(crate) fn add<B: AutodiffBackend, M: AutodiffModule<B>>(
+    module: &M,
+    grads: &mut GradientsParams,
+    more: &mut GradientsParams,
+) {
+    module.visit(&mut Add { grads, more });
+}
+
+/// Refuses parameters that are not finite.
+///
+/// # Errors
+/// [`Error::Mismatch`] naming the first of them.
+pub fn check_finite<B: Backend, M: Module<B>>(module: &M) -> Result<()> {
+    let mut sums = Sums(Vec::new());
+    module.visit(&mut sums);
+    match sums.0.iter().position(|sum| !sum.is_finite()) {
+        Some(i) => {
+            let name = params::list(module).into_iter().nth(i).map_or_else(String::new, |p| p.name);
+            Err(Error::Mismatch(format!("parameter {name} is not finite")))
+        }
+        None => Ok(()),
+    }
+}
+
+/// The sum of each parameter's magnitudes, in field order.
+struct Sums(Vec<f32>);
+
+impl<B: Backend> ModuleVisitor<B> for Sums {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+        self.0.push(param.val().abs().sum().into_scalar().elem());
+    }
+}
+
+struct Add<'a> {
+    grads: &'a mut GradientsParams,
+    more: &'a mut GradientsParams,
+}
+
+impl<B: AutodiffBackend> ModuleVisitor<B> for Add<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+        let Some(more) = self.more.remove::<B::InnerBackend, D>(param.id) else { return };
+        let sum = match self.grads.remove::<B::InnerBackend, D>(param.id) {
+            Some(grad) => grad + more,
+            None => more,
+        };
+        self.grads.register::<B::InnerBackend, D>(param.id, sum);
+    }
 }
 
 struct Squares<'a> {

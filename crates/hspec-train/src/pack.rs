@@ -1,14 +1,12 @@
 //! Documents packed into one row, anchors drawn from it, and the blocks that follow from them.
 
+use crate::loss::Slots;
 use burn::tensor::{
     Int, Tensor, TensorData,
     backend::{AutodiffBackend, Backend},
 };
 use hspec_attn::{Anchor, Prefix};
-use hspec_core::{
-    TokenId,
-    drafter::{Blocks, HSpec},
-};
+use hspec_core::TokenId;
 use hspec_nn::{Linear, RmsNorm};
 use rand::{RngExt, SeedableRng, seq::index};
 use rand_chacha::ChaCha12Rng;
@@ -40,15 +38,15 @@ pub struct Anchors {
 }
 
 impl Anchors {
-    /// At most `max` of the supervised tokens that leave room for a block, without replacement. The
+    /// At most `draw.anchors` of the supervised tokens that leave room for a block, without replacement. The
     /// token at index 0 has no seed.
-    pub fn draw(loss_mask: &[bool], block: usize, max: usize, seed: u64, step: u64) -> Self {
+    pub fn draw(loss_mask: &[bool], block: usize, draw: &Draw) -> Self {
         let end = loss_mask.len().saturating_sub(block);
         let candidates: Vec<usize> = (1..end).filter(|&i| loss_mask[i]).collect();
-        let mut rng = ChaCha12Rng::seed_from_u64(seed);
+        let mut rng = ChaCha12Rng::seed_from_u64(draw.seed);
         // Streams from 2^32 on: the order of documents uses those below.
-        rng.set_stream((1 << 32) + step);
-        let picks = index::sample(&mut rng, candidates.len(), max.min(candidates.len()));
+        rng.set_stream((1 << 32) + draw.row);
+        let picks = index::sample(&mut rng, candidates.len(), draw.anchors.min(candidates.len()));
         let mut index: Vec<usize> = picks.into_iter().map(|i| candidates[i]).collect();
         index.sort_unstable();
         let valid = vec![true; index.len()];
@@ -56,22 +54,59 @@ impl Anchors {
     }
 }
 
-/// A forward pass over blocks and what the loss compares.
+/// How a drafter trains at a row: what it draws at random, and how far the run is.
+#[derive(Debug, Clone, Copy)]
+pub struct Draw {
+    /// Of everything random.
+    pub seed: u64,
+    /// Number of the row in the run.
+    pub row: u64,
+    /// Most anchors.
+    pub anchors: usize,
+    /// Share of the run that is done, from 0 to 1.
+    pub progress: f64,
+}
+
+/// What a drafter is judged by: the target's final norm, and the rows of its head that the draft vocabulary
+/// keeps.
+#[derive(Debug, Clone)]
+pub struct Judge<B: Backend> {
+    /// Final norm.
+    pub norm: RmsNorm<B>,
+    /// `[Vd, H]`.
+    pub head: Linear<B>,
+}
+
+/// A forward pass over a row and what the loss compares. `n` blocks of `K` slots; where pairs are drafted
+/// from, a block is the steps of a pair.
 #[derive(Debug)]
 pub struct Forward<B: AutodiffBackend> {
-    /// After the final norm, `[n, K, H]`.
-    pub hidden: Tensor<B, 3>,
     /// Corrected logits, `[n, K, Vd]`.
     pub logits: Tensor<B, 3>,
     /// Confidence logits, `[n, K]`.
     pub confidence: Option<Tensor<B, 2>>,
+    /// Logits before the correction, where they have a share of their own in the objective.
+    pub base: Option<Base<B>>,
     /// The target's logits over the draft vocabulary, once per packed position that is needed:
     /// `[U, Vd]`. Blocks overlap, so that U is far below `n * K`.
     pub table: Tensor<B::InnerBackend, 2>,
     /// The row of `table` for each slot, `n * K`.
     pub rows: Vec<usize>,
+    /// Which slot each is.
+    pub slots: Slots,
     /// 1 where a slot counts, `[n, K]`.
     pub mask: Tensor<B, 2>,
+}
+
+/// Logits before a correction.
+#[derive(Debug)]
+pub struct Base<B: AutodiffBackend> {
+    /// `[n, K, Vd]`.
+    pub logits: Tensor<B, 3>,
+    /// Their weight in the objective.
+    pub share: f64,
+    /// The weight of the corrected logits beside it.
+    pub corrected: f64,
 }
 
 impl<B: AutodiffBackend> Forward<B> {
@@ -80,13 +115,36 @@ impl<B: AutodiffBackend> Forward<B> {
         let [n, k, width] = self.logits.dims();
         self.table.clone().select(0, indices(&self.rows, &self.table.device())).reshape([n, k, width])
     }
+
+    /// Positions of the target that some counted slot was held against.
+    pub fn judged(&self) -> usize {
+        let mask: Vec<f32> = self.mask.clone().into_data().iter::<f32>().collect();
+        let counted = self.rows.iter().zip(&mask).filter(|(_, m)| **m > 0.0);
+        counted.map(|(row, _)| row).collect::<std::collections::HashSet<_>>().len()
+    }
 }
 
 /// Row numbers as a tensor.
-fn indices<B: Backend>(rows: &[usize], device: &B::Device) -> Tensor<B, 1, Int> {
+pub(crate) fn indices<B: Backend>(rows: &[usize], device: &B::Device) -> Tensor<B, 1, Int> {
     let rows: Vec<i64> = rows.iter().map(|&i| i as i64).collect();
     let len = rows.len();
     Tensor::from_data(TensorData::new(rows, [len]), device)
+}
+
+/// The target's logits behind the packed positions `wanted`, each once, and the row of each. `last` is
+/// [`Packed::last`].
+pub(crate) fn judged<B: Backend>(
+    last: Tensor<B, 2>,
+    wanted: &[usize],
+    judge: &Judge<B>,
+) -> (Tensor<B, 2>, Vec<usize>) {
+    let mut needed = wanted.to_vec();
+    needed.sort_unstable();
+    needed.dedup();
+    let device = last.device();
+    let table = judge.head.forward(judge.norm.forward(last.select(0, indices(&needed, &device))));
+    let place = |i: &usize| needed.binary_search(i).expect("collected above");
+    (table, wanted.iter().map(place).collect())
 }
 
 impl<B: Backend> Packed<B> {
@@ -99,65 +157,60 @@ impl<B: Backend> Packed<B> {
         anchors.index.iter().map(place).collect()
     }
 
-    fn mask(&self, anchors: &Anchors, k: usize) -> Tensor<B, 2> {
-        let mut mask = Vec::with_capacity(anchors.index.len() * k);
-        for (&a, &valid) in anchors.index.iter().zip(&anchors.valid) {
-            let counts = |t: usize| t > 0 && valid && a > 0 && self.loss_mask.get(a + t) == Some(&true);
-            mask.extend((0..k).map(|t| f32::from(u8::from(counts(t)))));
+    /// Whether token `index` is supervised and of the document that `of` belongs to.
+    pub(crate) fn supervised(&self, index: usize, of: usize) -> bool {
+        self.loss_mask.get(index) == Some(&true)
+            && self.positions[index].checked_sub(self.positions[of]) == Some(index - of)
+    }
+
+    /// The row on another device.
+    pub fn to_device(self, device: &B::Device) -> Self {
+        let prefix =
+            |p: Prefix<B>| Prefix { keys: p.keys.to_device(device), values: p.values.to_device(device) };
+        Self {
+            fused: self.fused.to_device(device),
+            last: self.last.to_device(device),
+            prefixes: self.prefixes.into_iter().map(prefix).collect(),
+            ..self
         }
-        Tensor::from_data(TensorData::new(mask, [anchors.index.len(), k]), &self.fused.device())
+    }
+
+    /// Flags as a mask `[n, k]`.
+    pub(crate) fn flags(&self, flags: impl Iterator<Item = bool>, n: usize, k: usize) -> Tensor<B, 2> {
+        let values: Vec<f32> = flags.map(|f| f32::from(u8::from(f))).collect();
+        Tensor::from_data(TensorData::new(values, [n, k]), &self.fused.device())
     }
 }
 
 impl<B: AutodiffBackend> Packed<B> {
-    /// Runs the drafter at the anchors. `norm` and `head` are the target's final norm and the rows of
-    /// its head that the draft vocabulary keeps.
-    pub fn forward(
+    /// What blocks are held against: slot `t` of an anchor `a` at the token `label(a, t)`. Slots count whose
+    /// token is supervised and of the anchor's document; a block never crosses into the next one.
+    pub(crate) fn blocks(
         &self,
-        drafter: &HSpec<B>,
         anchors: &Anchors,
-        norm: &RmsNorm<B::InnerBackend>,
-        head: &Linear<B::InnerBackend>,
-    ) -> Forward<B> {
-        let device = self.fused.device();
-        let k = drafter.config.block_size;
+        k: usize,
+        first: usize,
+        label: impl Fn(usize, usize) -> usize,
+        judge: &Judge<B::InnerBackend>,
+    ) -> Blocked<B> {
         let (n, total) = (anchors.index.len(), self.ids.len());
-        let places = self.anchors(anchors);
-        let tokens: Vec<TokenId> = anchors.index.iter().map(|&a| self.ids[a]).collect();
-        let before: Vec<usize> = anchors.index.iter().map(|&a| a.saturating_sub(1)).collect();
-        let hidden = drafter.forward(&Blocks {
-            anchors: &places,
-            tokens: &tokens,
-            seeds: self.fused.clone().select(0, indices(&before, &device)),
-            prefixes: &self.prefixes,
-            slots: k,
-        });
-
-        // Slot 0 repeats the anchor; later slots see the data's own token before them.
-        let previous: Vec<i64> = anchors
-            .index
-            .iter()
-            .flat_map(|&a| (0..k).map(move |t| (a + t.saturating_sub(1)).min(total - 1)))
-            .map(|i| i64::from(self.ids[i].0))
-            .collect();
-        let previous = Tensor::from_data(TensorData::new(previous, [n, k]), &device);
-        let logits = drafter.corrected_logits(hidden.clone(), previous.clone());
-        let confidence = drafter.confidence_logits(hidden.clone(), previous);
-
-        // Each packed row's target logits are computed once; blocks overlap.
-        let wanted = |a: usize, t: usize| (a + total + t - 1) % total;
-        let mut needed: Vec<usize> =
-            anchors.index.iter().flat_map(|&a| (0..k).map(move |t| wanted(a, t))).collect();
-        let order = needed.clone();
-        needed.sort_unstable();
-        needed.dedup();
-        let last = self.last.clone().inner().select(0, indices(&needed, &device));
-        let table = head.forward(norm.forward(last));
-        let place = |i: &usize| needed.binary_search(i).expect("collected above");
-        let rows = order.iter().map(place).collect();
-
-        Forward { hidden, logits, confidence, table, rows, mask: self.mask(anchors, k) }
+        let slots = || anchors.index.iter().flat_map(|&a| (0..k).map(move |t| (a, t)));
+        let wanted: Vec<usize> = slots().map(|(a, t)| (label(a, t) + total - 1) % total).collect();
+        let (table, rows) = judged(self.last.clone().inner(), &wanted, judge);
+        let valid = anchors.valid.iter().flat_map(|&valid| (0..k).map(move |_| valid));
+        let counts = slots()
+            .zip(valid)
+            .map(|((a, t), valid)| t >= first && valid && a > 0 && self.supervised(label(a, t), a));
+        Blocked { table, rows, slots: Slots::blocks(n, k, first), mask: self.flags(counts, n, k) }
     }
+}
+
+/// What blocks are held against; see [`Forward`].
+pub(crate) struct Blocked<B: AutodiffBackend> {
+    pub table: Tensor<B::InnerBackend, 2>,
+    pub rows: Vec<usize>,
+    pub slots: Slots,
+    pub mask: Tensor<B, 2>,
 }
 
 /// The order of `n` documents in an epoch.
@@ -181,12 +234,13 @@ mod tests {
         fn anchors_are_supervised_distinct_and_leave_room(
             mask in proptest::collection::vec(any::<bool>(), 0..60), max in 0usize..20, step in 0u64..5,
         ) {
-            let anchors = Anchors::draw(&mask, 8, max, 1, step);
+            let draw = Draw { seed: 1, row: step, anchors: max, progress: 0.0 };
+            let anchors = Anchors::draw(&mask, 8, &draw);
             prop_assert!(anchors.index.windows(2).all(|w| w[0] < w[1]));
             prop_assert!(anchors.index.iter().all(|&a| mask[a] && a > 0 && a + 8 < mask.len()));
             let candidates = (1..mask.len().saturating_sub(8)).filter(|&i| mask[i]).count();
             prop_assert_eq!(anchors.index.len(), max.min(candidates));
-            prop_assert_eq!(&anchors, &Anchors::draw(&mask, 8, max, 1, step));
+            prop_assert_eq!(&anchors, &Anchors::draw(&mask, 8, &draw));
         }
 
         #[test]

@@ -7,8 +7,7 @@ use burn::{
 };
 use hspec_core::{
     Error, Result,
-    checkpoint::{StoreAs, read_json, write_atomic},
-    drafter::HSpec,
+    checkpoint::{read_json, write_atomic},
     target::Target,
 };
 use hspec_nn::params::fingerprint;
@@ -19,8 +18,6 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Checkpoints kept.
-const KEEP: usize = 2;
 const OPTIMIZERS: [&str; 3] = ["muon.mpk", "adamw_decayed.mpk", "adamw_plain.mpk"];
 
 /// Where training stands.
@@ -77,8 +74,10 @@ impl RunDir {
             return Err(Error::invalid(path, "folder", "another run", "an empty folder, or --resume"));
         }
         if file.exists() {
-            if Recipe::read(&file)? != *recipe {
-                return Err(Error::invalid(&file, "recipe", "another recipe", "the one to resume with"));
+            let began = Recipe::read(&file)?;
+            if let Some((field, found, began)) = difference(recipe, &began) {
+                let expected = format!("{began}, with which the run began{}", reason(&field));
+                return Err(Error::invalid(&file, field, found, expected));
             }
             let file = dir.file("identity.json");
             let known: Identity = read_json(&file)?;
@@ -116,21 +115,28 @@ impl RunDir {
         Ok(found)
     }
 
-    /// Writes a checkpoint under a temporary name and renames it when it is whole.
+    /// The newest checkpoint.
+    pub fn last(&self) -> Option<PathBuf> {
+        self.checkpoints().ok()?.pop().map(|(_, path)| path)
+    }
+
+    /// Writes a checkpoint under a temporary name and renames it when it is whole; `write` puts the drafter
+    /// into a folder. The newest `keep` stay.
     ///
     /// # Errors
     /// When the folder cannot be written.
     pub fn save<B: AutodiffBackend, M: AutodiffModule<B>>(
         &self,
-        drafter: &HSpec<B::InnerBackend>,
+        write: &dyn Fn(&Path) -> Result<()>,
         optimizers: &Optimizers<B, M>,
         progress: &Progress,
+        keep: usize,
     ) -> Result<()> {
         let part = self.file("checkpoint.part");
         if part.exists() {
             fs::remove_dir_all(&part).map_err(Error::io(&part))?;
         }
-        drafter.save(&part, StoreAs::F32, false)?;
+        write(&part)?;
         for (name, bytes) in OPTIMIZERS.iter().zip(optimizers.save()?) {
             write_atomic(&part.join(name), |out| out.write_all(&bytes))?;
         }
@@ -143,7 +149,7 @@ impl RunDir {
         // The new name must be on the disk before an old checkpoint goes.
         File::open(&self.0).and_then(|dir| dir.sync_all()).map_err(Error::io(&self.0))?;
         let all = self.checkpoints()?;
-        for (_, old) in all.iter().rev().skip(KEEP) {
+        for (_, old) in all.iter().rev().skip(keep) {
             fs::remove_dir_all(old).map_err(Error::io(old))?;
         }
         Ok(())
@@ -209,6 +215,38 @@ impl RunDir {
         };
         let kept: String = text.lines().filter(keep).map(|l| format!("{l}\n")).collect();
         write_atomic(&path, |out| out.write_all(kept.as_bytes()))
+    }
+}
+
+/// The first key in which two recipes differ, with the values of both.
+fn difference(ours: &Recipe, theirs: &Recipe) -> Option<(String, String, String)> {
+    let table = |recipe: &Recipe| recipe.resolved().parse::<toml::Table>().unwrap_or_default();
+    let (ours, theirs) = (table(ours), table(theirs));
+    let mut keys: Vec<(&String, &String)> = [&ours, &theirs]
+        .into_iter()
+        .flatten()
+        .filter_map(|(name, part)| Some((name, part.as_table()?)))
+        .flat_map(|(name, part)| part.keys().map(move |key| (name, key)))
+        .collect();
+    keys.sort();
+    let (part, key) = keys.into_iter().find(|(part, key)| {
+        let value = |table: &toml::Table| table.get(*part).and_then(|p| p.get(*key)).cloned();
+        value(&ours) != value(&theirs)
+    })?;
+    let text = |table: &toml::Table| {
+        table.get(part).and_then(|p| p.get(key)).map_or("nothing".to_owned(), |value| value.to_string())
+    };
+    Some((format!("{part}.{key}"), text(&ours), text(&theirs)))
+}
+
+/// Why a run cannot go on with another value of a key that somebody may well want to change.
+fn reason(field: &str) -> &'static str {
+    match field {
+        "train.tokens_per_step" | "train.anchors_per_step" | "train.accumulate" => {
+            ": its learning rates and its place in the data count steps of that size; a new run can start from \
+             its drafter with --init"
+        }
+        _ => "",
     }
 }
 

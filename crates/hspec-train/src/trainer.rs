@@ -1,93 +1,33 @@
-//! The loop: responses, features, anchors, loss, step, checkpoint.
+//! The loop: responses, features, rows, loss, step, checkpoint.
+
+pub use crate::events::{Event, Finish, Simulation, StepMetrics};
 
 use crate::{
     features::FeatureStore,
-    feed::{Pack, feed},
-    loss::{LossConfig, Weighting},
-    objective::objective,
-    optim::Optimizers,
-    pack::{Anchors, Packed},
-    recipe::Recipe,
+    feed::{self, Pack, feed},
+    kinds::{Learner, Start},
+    optim::{Optimizers, check_finite},
+    pack::{Draw, Judge},
+    recipe::{Recipe, Shape},
     responses::Response,
     run_dir::{Progress, RunDir},
+    step::{self, Row},
     vocab, warm,
 };
-use burn::{module::AutodiffModule, tensor::backend::AutodiffBackend};
+use burn::tensor::backend::{AutodiffBackend, Backend};
 use hspec_core::{
     Error, Result, TokenId,
+    checkpoint::StoreAs,
     decode::{Decoder, Request, SamplingParams},
-    drafter::{Drafter, HSpec, HSpecModel, pruned_head},
+    drafter::{DraftVocab, Drafter, HSpec, dspark::DSpark, eagle3::Eagle3, peagle::PEagle, pruned_head},
     target::Target,
 };
-use hspec_nn::{Linear, params};
-use serde::Serialize;
-use std::{ops::ControlFlow, path::Path, sync::mpsc, time::Instant};
-
-/// What a step measured; a line of `metrics.jsonl`.
-#[derive(Debug, Clone, Serialize)]
-pub struct StepMetrics {
-    /// Steps done, this one included.
-    pub step: usize,
-    /// The objective.
-    pub loss: f64,
-    /// Its cross-entropy term.
-    pub ce: f64,
-    /// Its total variation term.
-    pub tv: f64,
-    /// Its confidence term.
-    pub confidence: f64,
-    /// Agreement with the target's best token at slots 1..K-1.
-    pub accuracy: Vec<f64>,
-    /// Expected accepted length from those, without the bonus token.
-    pub expected_length: f64,
-    /// Global gradient norm before clipping.
-    pub grad_norm: f64,
-    /// Share of the peak learning rate.
-    pub lr_scale: f64,
-    /// Anchors in the step.
-    pub anchors: usize,
-    /// Packed tokens per second.
-    pub tokens_per_second: f64,
-    /// Seconds of the step.
-    pub seconds: f64,
-}
-
-/// Simulated acceptance through the decoding path; a line of `metrics.jsonl`.
-#[derive(Debug, Clone, Serialize)]
-pub struct Simulation {
-    /// Steps done.
-    pub step: usize,
-    /// Tokens per target pass on held-out prompts, greedy.
-    pub tau: f64,
-    /// Target passes behind it.
-    pub passes: usize,
-}
-
-/// What a run tells its caller.
-#[derive(Debug, Clone)]
-pub enum Event<'a> {
-    /// Before the first step.
-    Start {
-        /// Documents to train on.
-        documents: usize,
-        /// Their supervised tokens.
-        supervised: usize,
-        /// Share of those that the draft vocabulary holds.
-        coverage: f64,
-        /// Trained parameters.
-        parameters: usize,
-        /// Steps done before.
-        resumed_at: usize,
-        /// Steps in all.
-        steps: usize,
-        /// Best simulated tau before.
-        best_tau: f64,
-    },
-    /// After a step.
-    Step(&'a StepMetrics),
-    /// After a measurement.
-    Simulated(&'a Simulation),
-}
+use std::{
+    ops::ControlFlow,
+    path::Path,
+    sync::mpsc,
+    time::{Duration, Instant},
+};
 
 /// A training run.
 pub struct Trainer<'a, B: AutodiffBackend> {
@@ -101,59 +41,80 @@ pub struct Trainer<'a, B: AutodiffBackend> {
     pub target_name: &'a str,
     /// Tokens that end a response.
     pub stop_tokens: &'a [TokenId],
+    /// A drafter to start from instead of a fresh one.
+    pub init: Option<&'a Path>,
+    /// Time after which the run stops behind a step, with a checkpoint.
+    pub limit: Option<Duration>,
 }
 
 /// Everything that a step changes.
-struct State<B: AutodiffBackend> {
+struct State<B: AutodiffBackend, L: Learner<B>> {
     /// What decodes; its weights follow the learner's when they are needed.
-    drafter: HSpec<B::InnerBackend>,
-    learner: HSpec<B>,
-    optimizers: Optimizers<B, HSpecModel<B>>,
+    drafter: L::Drafter,
+    learner: L,
+    optimizers: Optimizers<B, L::Module>,
     progress: Progress,
 }
 
 impl<B: AutodiffBackend> Trainer<'_, B> {
-    /// Trains on responses until the recipe's last step and returns the best drafter by simulated
-    /// acceptance, which also lies in the folder.
+    /// Trains on responses until the recipe's last step or until time runs out. The best drafter by simulated
+    /// acceptance lies in the folder then.
     ///
     /// # Errors
-    /// A recipe that does not fit the target or the data, a folder that cannot be written, a loss or
-    /// gradient that is not finite (the last checkpoint is whole then).
+    /// A recipe that does not fit the target or the data, a folder that cannot be written, a loss, gradient
+    /// or parameter that is not finite (the last checkpoint, which the error names, is whole then).
     pub fn run(
         &self,
         responses: &[Response],
         dir: &RunDir,
         report: &mut dyn FnMut(Event<'_>),
-    ) -> Result<HSpec<B::InnerBackend>> {
+    ) -> Result<Finish> {
+        match &self.recipe.drafter {
+            Shape::HSpec(_) => self.run_kind::<HSpec<B>>(responses, dir, report),
+            Shape::DSpark(_) | Shape::DFlash(_) | Shape::DFlash2(_) | Shape::Domino(_) => {
+                self.run_kind::<DSpark<B>>(responses, dir, report)
+            }
+            Shape::Eagle3(_) => self.run_kind::<Eagle3<B>>(responses, dir, report),
+            Shape::PEagle(_) => self.run_kind::<PEagle<B>>(responses, dir, report),
+        }
+    }
+
+    fn run_kind<L: Learner<B>>(
+        &self,
+        responses: &[Response],
+        dir: &RunDir,
+        report: &mut dyn FnMut(Event<'_>),
+    ) -> Result<Finish> {
+        let start = Instant::now();
         let recipe = &self.recipe.train;
         let device = self.target.device();
         let (held_out, training) = self.split(responses)?;
         let resumed = dir.newest(|path| {
-            let drafter = HSpec::<B::InnerBackend>::load(path, Some(self.target), device)?;
-            let learner = self.learner(&drafter)?;
+            let drafter = L::load(path, self.target)?;
+            let learner = L::learner(&drafter, device, self.recipe_file)?;
             let optimizers =
-                Optimizers::new(&learner.model, recipe).load(RunDir::optimizers(path)?, device)?;
+                Optimizers::new(learner.module(), recipe).load(RunDir::optimizers(path)?, device)?;
             Ok((drafter, learner, optimizers))
         })?;
         let ((drafter, learner, optimizers), progress) = match resumed {
             Some(found) => found,
             None => {
-                let drafter = self.fresh(training)?;
-                let learner = self.learner(&drafter)?;
-                let optimizers = Optimizers::new(&learner.model, recipe);
+                let drafter = self.first::<L>(training)?;
+                let learner = L::learner(&drafter, device, self.recipe_file)?;
+                let optimizers = Optimizers::new(learner.module(), recipe);
                 ((drafter, learner, optimizers), Progress { step: 0, epoch: 0, cursor: 0, best_tau: 0.0 })
             }
         };
+        let steps = feed::steps(training, recipe);
         let mut state = State { drafter, learner, optimizers, progress };
         dir.rewind_metrics(state.progress.step)?;
-        let vocab = &state.drafter.vocab;
         report(Event::Start {
             documents: training.len(),
             supervised: training.iter().map(|r| r.response_ids.len()).sum(),
-            coverage: vocab::coverage(training, vocab.targets()),
+            coverage: vocab::coverage(training, L::vocab(&state.drafter).targets()),
             parameters: state.drafter.footprint().params_trainable,
             resumed_at: state.progress.step,
-            steps: recipe.steps,
+            steps,
             best_tau: state.progress.best_tau,
         });
         if state.progress.step == 0 {
@@ -161,119 +122,136 @@ impl<B: AutodiffBackend> Trainer<'_, B> {
             dir.log(&simulation)?;
             report(Event::Simulated(&simulation));
         }
-        let store = FeatureStore::new(self.target, &state.drafter.config, recipe.feature_cache_mib << 20);
+        let store = FeatureStore::new(self.target, &L::reads(&state.drafter), recipe.feature_cache_mib << 20);
         let progress = state.progress.clone();
+        let until = self.limit.map(|limit| start + limit);
         std::thread::scope(|scope| {
-            // Without a buffer: one pack is learned from, one is ready.
+            // Without a buffer: one row is learned from, one is ready.
             let (send, packs) = mpsc::sync_channel(0);
-            scope.spawn(move || feed(store, training, recipe, progress, &send));
-            self.learn(&mut state, held_out, dir, packs, report)
+            scope.spawn(move || feed(store, training, recipe, steps, &progress, &send));
+            let run = Run { held_out, dir, steps, until };
+            self.learn(&mut state, &run, &packs, report)
         })?;
-        HSpec::load(&dir.best(), Some(self.target), device)
+        Ok(Finish { step: state.progress.step, steps })
     }
 
-    /// Steps until the recipe's last.
-    fn learn(
+    /// Steps until the last, or until time is up.
+    fn learn<L: Learner<B>>(
         &self,
-        state: &mut State<B>,
-        held_out: &[Response],
-        dir: &RunDir,
-        packs: mpsc::Receiver<Result<Pack<B::InnerBackend>>>,
+        state: &mut State<B, L>,
+        run: &Run<'_>,
+        packs: &mpsc::Receiver<Result<Pack<B::InnerBackend>>>,
         report: &mut dyn FnMut(Event<'_>),
     ) -> Result<()> {
-        let recipe = &self.recipe.train;
-        let head = pruned_head(self.target, &state.drafter.vocab);
-        while state.progress.step < recipe.steps {
+        let (recipe, dir) = (&self.recipe.train, run.dir);
+        let head = pruned_head(self.target, L::vocab(&state.drafter));
+        let judge = Judge { norm: self.target.norm().clone(), head };
+        while state.progress.step < run.steps {
             let start = Instant::now();
-            let stopped = |_| Error::Mismatch("reading ahead stopped; earlier checkpoints are whole".into());
-            let pack = packs.recv().map_err(stopped)??;
-            let packed = pack.packed.constant::<B>();
-            let anchors = Anchors::draw(
-                &packed.loss_mask,
-                state.drafter.config.block_size,
-                recipe.anchors_per_step,
-                recipe.seed,
-                state.progress.step as u64,
-            );
-            let scale = recipe.schedule.scale(state.progress.step, recipe.steps, recipe.warmup);
+            let (rows, at) = self.rows(packs, state.progress.step, run.steps)?;
+            let scale = recipe.schedule.scale(state.progress.step, run.steps, recipe.warmup);
             let step = state.progress.step + 1;
-            state.progress = Progress { step, epoch: pack.epoch, cursor: pack.cursor, ..state.progress };
-            if anchors.index.is_empty() {
-                tracing::warn!("step {step} has no supervised token to draft from and changes nothing");
-            } else {
-                let mut metrics = self.step(state, &packed, &anchors, &head, scale).map_err(|e| {
-                    Error::Mismatch(format!("step {step}: {e}; earlier checkpoints are whole"))
-                })?;
-                metrics.seconds = start.elapsed().as_secs_f64();
-                metrics.tokens_per_second = packed.ids.len() as f64 / metrics.seconds;
-                dir.log(&metrics)?;
-                report(Event::Step(&metrics));
+            state.progress = Progress { step, epoch: at.0, cursor: at.1, ..state.progress };
+            let tokens: usize = rows.iter().map(|row| row.packed.ids.len()).sum();
+            let metrics = self.step(state, rows, &judge, scale).map_err(|e| stopped(&e, step, dir))?;
+            match metrics {
+                None => {
+                    tracing::warn!("step {step} has no supervised token to draft from and changes nothing");
+                }
+                Some(mut metrics) => {
+                    metrics.seconds = start.elapsed().as_secs_f64();
+                    metrics.tokens_per_second = tokens as f64 / metrics.seconds;
+                    dir.log(&metrics)?;
+                    report(Event::Step(&metrics));
+                }
             }
 
-            let last = step == recipe.steps;
+            let out_of_time = run.until.is_some_and(|until| Instant::now() >= until);
+            let last = step == run.steps;
             let measure = last || step.is_multiple_of(recipe.evaluate_every);
-            let save = last || step.is_multiple_of(recipe.checkpoint_every);
+            let save = last || out_of_time || step.is_multiple_of(recipe.checkpoint_every);
             if measure || save {
-                state.drafter.model = state.learner.model.valid();
+                check_finite(state.learner.module()).map_err(|e| stopped(&e, step, dir))?;
+                state.learner.teach(&mut state.drafter);
             }
             if measure {
-                let simulation = self.simulate(&state.drafter, held_out, step)?;
+                let simulation = self.simulate(&state.drafter, run.held_out, step)?;
                 dir.log(&simulation)?;
                 report(Event::Simulated(&simulation));
                 if simulation.tau >= state.progress.best_tau {
                     state.progress.best_tau = simulation.tau;
-                    state.drafter.save(&dir.best(), hspec_core::checkpoint::StoreAs::Bf16, false)?;
+                    L::save(&state.drafter, &dir.best(), StoreAs::Bf16)?;
                 }
             }
             if save {
-                dir.save(&state.drafter, &state.optimizers, &state.progress)?;
+                let write = |path: &Path| L::save(&state.drafter, path, StoreAs::F32);
+                dir.save(&write, &state.optimizers, &state.progress, recipe.keep)?;
+            }
+            if out_of_time {
+                break;
             }
         }
         Ok(())
     }
 
-    /// Forward, loss, backward and the optimisers' step.
-    fn step(
+    /// The rows of a step, and where reading stands after them.
+    #[allow(clippy::type_complexity)] // read once, right there
+    fn rows(
         &self,
-        state: &mut State<B>,
-        packed: &Packed<B>,
-        anchors: &Anchors,
-        head: &Linear<B::InnerBackend>,
-        scale: f64,
-    ) -> Result<StepMetrics> {
-        let forward = packed.forward(&state.learner, anchors, self.target.norm(), head);
-        let found = objective(forward, &self.objective());
-        if !found.total.is_finite() {
-            return Err(Error::Mismatch("the loss is not finite".into()));
+        packs: &mpsc::Receiver<Result<Pack<B::InnerBackend>>>,
+        done: usize,
+        steps: usize,
+    ) -> Result<(Vec<Row<B::InnerBackend>>, (u64, usize))> {
+        let recipe = &self.recipe.train;
+        let (mut rows, mut at) = (Vec::with_capacity(recipe.accumulate), (0, 0));
+        for i in 0..recipe.accumulate {
+            let stopped = |_| Error::Mismatch("reading ahead stopped; earlier checkpoints are whole".into());
+            let pack = packs.recv().map_err(stopped)??;
+            let draw = Draw {
+                seed: recipe.seed,
+                row: (done * recipe.accumulate + i) as u64,
+                anchors: recipe.row_anchors(),
+                progress: done as f64 / steps as f64,
+            };
+            at = (pack.epoch, pack.cursor);
+            rows.push(Row { packed: pack.packed, draw });
         }
-        let gradients = found.differentiable.backward();
-        let (model, grad_norm) = state.optimizers.step(scale, state.learner.model.clone(), gradients)?;
-        state.learner.model = model;
-        let slots = 1..state.learner.config.block_size;
-        Ok(StepMetrics {
-            step: state.progress.step,
-            loss: found.total,
-            ce: found.ce,
-            tv: found.tv,
-            confidence: found.confidence,
-            accuracy: slots.map(|t| found.agreement.accuracy(t)).collect(),
-            expected_length: found.agreement.expected_length(),
-            grad_norm,
-            lr_scale: scale,
-            anchors: anchors.index.len(),
-            tokens_per_second: 0.0,
-            seconds: 0.0,
-        })
+        Ok((rows, at))
     }
 
-    fn objective(&self) -> LossConfig {
-        let r = &self.recipe.train;
-        LossConfig {
-            ce: r.ce,
-            tv: r.tv,
-            confidence: r.confidence,
-            weighting: Weighting::Decay { gamma: r.gamma },
-        }
+    /// Forward, loss, backward and the optimisers' step; nothing without a token to learn from.
+    fn step<L: Learner<B>>(
+        &self,
+        state: &mut State<B, L>,
+        rows: Vec<Row<B::InnerBackend>>,
+        judge: &Judge<B::InnerBackend>,
+        scale: f64,
+    ) -> Result<Option<StepMetrics>> {
+        let supervised: usize =
+            rows.iter().map(|row| row.packed.loss_mask.iter().filter(|m| **m).count()).sum();
+        let config = self.recipe.train.objective();
+        let Some(sum) = step::sum(&state.learner, rows, judge, &config)? else { return Ok(None) };
+        let (grads, tally) = sum.mean(&state.learner);
+        let (module, grad_norm) = state.optimizers.step(scale, state.learner.module().clone(), grads)?;
+        state.learner.replace(module);
+        let first = state.learner.first_slot();
+        let mean = |term: f64| term / tally.count;
+        Ok(Some(StepMetrics {
+            step: state.progress.step,
+            loss: mean(tally.total),
+            ce: mean(tally.ce),
+            tv: mean(tally.tv),
+            kl: mean(tally.kl),
+            confidence: mean(tally.confidence),
+            accuracy: (first..tally.agreement.total.len()).map(|t| tally.agreement.accuracy(t)).collect(),
+            expected_length: tally.agreement.expected_length(first),
+            grad_norm,
+            lr_scale: scale,
+            anchors: tally.blocks,
+            coverage: tally.judged as f64 / supervised.max(1) as f64,
+            tokens_per_second: 0.0,
+            seconds: 0.0,
+        }))
     }
 
     fn split<'r>(&self, responses: &'r [Response]) -> Result<(&'r [Response], &'r [Response])> {
@@ -285,36 +263,37 @@ impl<B: AutodiffBackend> Trainer<'_, B> {
         Ok(responses.split_at(held_out))
     }
 
-    fn fresh(&self, training: &[Response]) -> Result<HSpec<B::InnerBackend>> {
-        let config = warm::config(self.recipe, self.target, self.target_name, self.recipe_file)?;
-        let (all, kept) = (self.target.config().vocab_size, config.draft_vocab_size);
-        let kept = vocab::most_frequent(training, self.stop_tokens, all, kept);
-        warm::drafter(config, self.target, kept, self.recipe, self.recipe_file)
-    }
-
-    /// The same drafter with gradients.
-    fn learner(&self, drafter: &HSpec<B::InnerBackend>) -> Result<HSpec<B>> {
-        let device = self.target.device();
-        let values = params::collect(&drafter.model);
-        // Norms of queries and keys are the target's and stay so, as in the released recipe.
-        let trained = |name: &str| {
-            let head_norm = name.ends_with("q_norm.weight") || name.ends_with("k_norm.weight");
-            !HSpecModel::<B>::frozen(name) && !head_norm
+    /// The drafter before the first step.
+    fn first<L: Learner<B>>(&self, training: &[Response]) -> Result<L::Drafter> {
+        if let Some(dir) = self.init {
+            warm::check_init(dir, self.recipe, self.target, self.recipe_file)?;
+            return L::load(dir, self.target);
+        }
+        let all = self.target.config().vocab_size;
+        let vocab = match self.recipe.drafter.draft_vocab() {
+            Some(kept) => {
+                let ids = vocab::most_frequent(training, self.stop_tokens, all, kept);
+                DraftVocab::new(ids, all, self.recipe_file)?
+            }
+            None => DraftVocab::full(all),
         };
-        let model = HSpecModel::<B>::init(&drafter.config, device);
-        let model = params::fill(model, device, |n| values.get(n).cloned(), trained)
-            .map_err(|e| Error::Mismatch(e.to_string()))?;
-        HSpec::new(drafter.config.clone(), model, drafter.vocab.clone(), self.recipe_file)
+        B::InnerBackend::seed(self.target.device(), self.recipe.train.seed);
+        L::fresh(Start {
+            recipe: self.recipe,
+            file: self.recipe_file,
+            target: self.target,
+            name: self.target_name,
+            vocab,
+        })
     }
 
     fn simulate(
         &self,
-        drafter: &HSpec<B::InnerBackend>,
+        drafter: &dyn Drafter<B::InnerBackend>,
         held_out: &[Response],
         step: usize,
     ) -> Result<Simulation> {
-        let drafter = drafter.clone().prepack();
-        let decoder = Decoder::new(self.target, Some(&drafter as &dyn Drafter<B::InnerBackend>));
+        let decoder = Decoder::new(self.target, Some(drafter));
         let (mut emitted, mut passes) = (0, 0);
         for (id, response) in held_out.iter().enumerate() {
             let request = Request {
@@ -333,4 +312,21 @@ impl<B: AutodiffBackend> Trainer<'_, B> {
         }
         Ok(Simulation { step, tau: emitted as f64 / passes.max(1) as f64, passes })
     }
+}
+
+/// What a run's steps do not change.
+struct Run<'a> {
+    held_out: &'a [Response],
+    dir: &'a RunDir,
+    steps: usize,
+    until: Option<Instant>,
+}
+
+/// An error that names the step and what can be gone back to.
+fn stopped(error: &Error, step: usize, dir: &RunDir) -> Error {
+    let last = dir.last().map_or_else(
+        || "there is no checkpoint before".to_owned(),
+        |path| format!("the last good checkpoint is {}", path.display()),
+    );
+    Error::Mismatch(format!("step {step}: {error}; {last}"))
 }

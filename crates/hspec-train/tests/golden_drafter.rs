@@ -8,7 +8,7 @@ use burn::{
     module::{Module, ModuleVisitor, Param},
     tensor::{Tensor, TensorData, backend::AutodiffBackend},
 };
-use hspec_attn::Prefix;
+use hspec_attn::{Anchor, Prefix};
 use hspec_core::{
     TokenId,
     checkpoint::{Weights, read_json},
@@ -20,7 +20,7 @@ use hspec_nn::{Linear, RmsNorm, params};
 use hspec_train::{
     loss::{LossConfig, Weighting},
     objective::objective,
-    pack::{Anchors, Packed},
+    pack::{Anchors, Judge, Packed},
 };
 use serde_json::Value;
 
@@ -31,8 +31,7 @@ struct Fixture<B: AutodiffBackend> {
     io: Golden,
     packed: Packed<B>,
     anchors: Anchors,
-    norm: RmsNorm<B::InnerBackend>,
-    head: Linear<B::InnerBackend>,
+    judge: Judge<B::InnerBackend>,
 }
 
 impl<B: AutodiffBackend> Fixture<B> {
@@ -65,7 +64,33 @@ impl<B: AutodiffBackend> Fixture<B> {
         let anchors = Anchors { index: usizes("train/anchor_positions"), valid: flags("train/anchor_valid") };
         let norm = RmsNorm::new(io.float("train/verifier_norm.weight", &device), eps);
         let head = Linear::new(io.float("train/verifier_lm_head.weight", &device), None);
-        Self { io, packed, anchors, norm, head }
+        Self { io, packed, anchors, judge: Judge { norm, head } }
+    }
+
+    fn seeds(&self, device: &B::Device) -> Tensor<B, 2> {
+        let before: Vec<i64> = self.anchors.index.iter().map(|&a| a.saturating_sub(1) as i64).collect();
+        let n = before.len();
+        self.packed.fused.clone().select(0, Tensor::from_data(TensorData::new(before, [n]), device))
+    }
+
+    fn places(&self) -> (Vec<Anchor>, Vec<TokenId>) {
+        let tokens = self.anchors.index.iter().map(|&a| self.packed.ids[a]).collect();
+        (self.packed.anchors(&self.anchors), tokens)
+    }
+
+    fn blocks<'a>(
+        &'a self,
+        drafter: &HSpec<B>,
+        anchors: &'a [Anchor],
+        tokens: &'a [TokenId],
+    ) -> Blocks<'a, B> {
+        let (seeds, slots) = (self.seeds(&Default::default()), drafter.config.block_size);
+        Blocks { anchors, tokens, seeds, prefixes: &self.packed.prefixes, slots }
+    }
+
+    fn hidden(&self, drafter: &HSpec<B>) -> Tensor<B, 3> {
+        let (places, tokens) = self.places();
+        drafter.forward(&self.blocks(drafter, &places, &tokens))
     }
 }
 
@@ -95,6 +120,7 @@ fn weights(notes: &Value, weighting: Weighting) -> LossConfig {
     LossConfig {
         ce: notes["loss"]["ce"].as_f64().unwrap(),
         tv: notes["loss"]["tv"].as_f64().unwrap(),
+        kl: 0.0,
         confidence: notes["confidence_alpha"].as_f64().unwrap(),
         weighting,
     }
@@ -103,19 +129,10 @@ fn weights(notes: &Value, weighting: Weighting) -> LossConfig {
 fn training_forward<B: AutodiffBackend>() {
     let f = Fixture::<B>::open();
     let drafter = drafter::<B>(|_| {}, |_| None);
-    let places = f.packed.anchors(&f.anchors);
-    let tokens: Vec<TokenId> = f.anchors.index.iter().map(|&a| f.packed.ids[a]).collect();
-    let before: Vec<i64> = f.anchors.index.iter().map(|&a| a.saturating_sub(1) as i64).collect();
-    let n = before.len();
     let device = Default::default();
-    let seeds = f.packed.fused.clone().select(0, Tensor::from_data(TensorData::new(before, [n]), &device));
-    let blocks = Blocks {
-        anchors: &places,
-        tokens: &tokens,
-        seeds: seeds.clone(),
-        prefixes: &f.packed.prefixes,
-        slots: drafter.config.block_size,
-    };
+    let seeds = f.seeds(&device);
+    let (places, tokens) = f.places();
+    let blocks = f.blocks(&drafter, &places, &tokens);
     drafter.run(&blocks, &mut |i, h| {
         let key = format!("train/sublayer_output.{i}");
         assert_tensor(&key, h.clone(), &f.io.f32s(&key), LOGITS);
@@ -123,9 +140,10 @@ fn training_forward<B: AutodiffBackend>() {
     let z = drafter.fuse(seeds).unwrap();
     assert_tensor("z", z, &f.io.f32s("train/z"), LOSS);
 
-    let forward = f.packed.forward(&drafter, &f.anchors, &f.norm, &f.head);
-    assert_tensor("hidden", forward.hidden.clone(), &f.io.f32s("train/hidden"), LOGITS);
-    let base = drafter.base_logits(forward.hidden.clone());
+    let hidden = f.hidden(&drafter);
+    assert_tensor("hidden", hidden.clone(), &f.io.f32s("train/hidden"), LOGITS);
+    let forward = f.packed.forward(&drafter, &f.anchors, &f.judge);
+    let base = drafter.base_logits(hidden);
     assert_tensor("base_logits", base, &f.io.f32s("train/base_logits"), LOGITS);
     assert_tensor("logits", forward.logits.clone(), &f.io.f32s("train/logits"), LOGITS);
     let confidence = forward.confidence.clone().unwrap();
@@ -140,7 +158,7 @@ fn training_forward<B: AutodiffBackend>() {
     let notes = &f.io.notes["train"];
     let config = weights(notes, Weighting::Decay { gamma: notes["gamma"].as_f64().unwrap() });
     let found = objective(forward, &config);
-    let eal = found.agreement.expected_length();
+    let eal = found.agreement.expected_length(1);
     assert!((eal as f32 - f.io.f32s("train/eal")[0]).abs() < 1e-5, "eal {eal}");
     for (key, value) in
         [("ce", found.ce), ("tv", found.tv), ("confidence_loss", found.confidence), ("loss", found.total)]
@@ -206,10 +224,10 @@ fn variants<B: AutodiffBackend>() {
             golden.has(&key).then(|| golden.data(&key))
         };
         let drafter = drafter::<B>(edit, extra);
-        let forward = f.packed.forward(&drafter, &f.anchors, &f.norm, &f.head);
-        for (key, found) in [("hidden", &forward.hidden), ("logits", &forward.logits)] {
+        let forward = f.packed.forward(&drafter, &f.anchors, &f.judge);
+        for (key, found) in [("hidden", f.hidden(&drafter)), ("logits", forward.logits.clone())] {
             if golden.has(&at(key)) {
-                assert_tensor(&at(key), found.clone(), &golden.f32s(&at(key)), LOGITS);
+                assert_tensor(&at(key), found, &golden.f32s(&at(key)), LOGITS);
             }
         }
         let confidence = forward.confidence.clone().unwrap();

@@ -8,7 +8,7 @@ use burn::{
 };
 use hspec_goldens::{FORWARD, GRADIENT, Golden, assert_close, assert_tensor};
 use hspec_train::{
-    loss::{Agreement, LossConfig, Weighting, elements, loss},
+    loss::{Agreement, LossConfig, Slots, Weighting, elements, loss},
     objective::objective,
     pack::Forward,
 };
@@ -30,6 +30,7 @@ fn check<B: AutodiffBackend>() {
         let config = LossConfig {
             ce: case["loss"]["ce"].as_f64().unwrap(),
             tv: case["loss"]["tv"].as_f64().unwrap(),
+            kl: 0.0,
             confidence: number("confidence_head_alpha"),
             weighting: Weighting::Decay { gamma: number("gamma") },
         };
@@ -74,11 +75,12 @@ fn check<B: AutodiffBackend>() {
         for (config, total) in [(config, "total"), (dpace, "dpace_total")] {
             let (x, z) = (logits.clone().detach().require_grad(), confidence.clone().detach().require_grad());
             let forward = Forward {
-                hidden: Tensor::zeros([n, k, 1], &device),
                 logits: x.clone(),
                 confidence: Some(z.clone()),
+                base: None,
                 table: targets.clone().inner().reshape([n * k, v]),
                 rows: (0..n * k).collect(),
+                slots: Slots::blocks(n, k, 1),
                 mask: mask.clone(),
             };
             let found = objective(forward, &config);
@@ -100,11 +102,11 @@ fn check<B: AutodiffBackend>() {
             }
         }
 
-        let counted = Agreement::count(logits, targets, &mask);
+        let counted = Agreement::count(logits, targets, &mask, &Slots::blocks(n, k, 1));
         let ints = |v: &[u64]| v.iter().map(|&x| x as f32).collect::<Vec<_>>();
         assert_close(&at("acc_correct"), &ints(&counted.correct), &golden.f32s(&at("acc_correct")), FORWARD);
         assert_close(&at("acc_total"), &ints(&counted.total), &golden.f32s(&at("acc_total")), FORWARD);
-        let eal = [counted.expected_length() as f32];
+        let eal = [counted.expected_length(1) as f32];
         assert_close(&at("eal"), &eal, &golden.f32s(&at("eal")), FORWARD);
         let full = [counted.correct.iter().sum::<u64>() as f32, counted.total.iter().sum::<u64>() as f32];
         assert_close(&at("full_acc"), &full, &golden.f32s(&at("full_acc")), FORWARD);

@@ -92,6 +92,8 @@ fn train(target: &Target<B>, recipe: &Recipe, responses: &[Response], dir: &Path
         target,
         target_name: "llama31-tiny",
         stop_tokens: &[TokenId(2)],
+        init: None,
+        limit: None,
     };
     let mut losses = Vec::new();
     trainer
@@ -166,7 +168,7 @@ fn another_recipe_or_a_used_folder_is_refused() {
     assert!(error.contains("another run"), "{error}");
     let other = self::recipe(|r| r.replace("steps = 8", "steps = 9"));
     let error = RunDir::open(dir.path(), &other, &identity, true).unwrap_err().to_string();
-    assert!(error.contains("another recipe"), "{error}");
+    assert!(error.contains("train.steps: found 9, expected 8, with which the run began"), "{error}");
     let other = Identity { prompts: "0".into(), ..identity.clone() };
     let error = RunDir::open(dir.path(), &recipe, &other, true).unwrap_err().to_string();
     assert!(error.contains("with which the run began"), "{error}");

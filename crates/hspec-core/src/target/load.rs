@@ -28,7 +28,8 @@ impl<B: Backend> Target<B> {
         let config = model_json(path, "config.json")?
             .ok_or_else(|| Error::invalid(path, "config.json", "nothing", "a model configuration"))?;
         let file = if path.is_dir() { path.join("config.json") } else { path.to_owned() };
-        Self::build(TargetConfig::from_value(&config, &file)?, &weights, storage, device)
+        let reader = Reader { weights: &weights, device };
+        Self::build(TargetConfig::from_value(&config, &file)?, &reader, storage, device)
     }
 
     /// Builds a target of the given shape from a checkpoint's tensors.

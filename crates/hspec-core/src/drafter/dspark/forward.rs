@@ -30,6 +30,11 @@ impl<B: Backend> DSpark<B> {
         Ok(Self { model, config, shape, vocab })
     }
 
+    /// Its configuration as the file states it.
+    pub fn config(&self) -> &DSparkConfig {
+        &self.config
+    }
+
     /// Its sizes and rules.
     pub fn shape(&self) -> &DSparkShape {
         &self.shape

@@ -1,0 +1,133 @@
+//! What to train and how, as a TOML file.
+
+mod data;
+mod shape;
+mod train;
+
+pub use data::Data;
+pub use shape::{
+    DFlash2Shape, DFlashShape, DSparkShape, DominoShape, Eagle3Shape, HSpecShape, PEagleShape, Shape,
+};
+pub use train::{Loop, OptimizerKind, SlotWeights, WarmStart};
+
+use hspec_core::{Error, Result};
+use serde::{Deserialize, Serialize};
+use std::path::Path;
+
+/// A training run. Unknown keys are refused; defaults are what the field comments say, and the
+/// resolved copy beside a checkpoint shows every one of them.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Recipe {
+    /// Responses to learn from.
+    #[serde(default)]
+    pub data: Data,
+    /// The drafter's shape.
+    pub drafter: Shape,
+    /// The loop.
+    pub train: Loop,
+}
+
+impl Recipe {
+    /// Reads and checks a recipe.
+    ///
+    /// # Errors
+    /// A file that cannot be read, an unknown or missing key, a value out of range.
+    pub fn read(path: &Path) -> Result<Self> {
+        let text = std::fs::read_to_string(path).map_err(Error::io(path))?;
+        let recipe: Self = toml::from_str(&text).map_err(|e| {
+            Error::invalid(path, "recipe", e.to_string().trim().to_owned(), "a training recipe")
+        })?;
+        recipe.validate(path)?;
+        Ok(recipe)
+    }
+
+    fn validate(&self, path: &Path) -> Result<()> {
+        self.train.validate(path)?;
+        self.data.validate(path)?;
+        // Its samples are no blocks, over which these weights are a product.
+        match (&self.drafter, self.train.weighting) {
+            (Shape::PEagle(_), SlotWeights::Dpace) => {
+                Err(Error::invalid(path, "train.weighting", "dpace", "decay for this kind"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The recipe with every default spelled out.
+    pub fn resolved(&self) -> String {
+        toml::to_string_pretty(self).expect("a recipe holds only numbers, words and lists of them")
+    }
+}
+
+/// Refuses zeros; `file` names the recipe, fields are `table.key`.
+fn at_least_one(file: &Path, fields: &[(&str, usize)]) -> Result<()> {
+    match fields.iter().find(|(_, n)| *n == 0) {
+        Some((field, _)) => Err(Error::invalid(file, *field, "0", "at least 1")),
+        None => Ok(()),
+    }
+}
+
+/// Refuses numbers outside `low..=high`, and NaN.
+fn between(file: &Path, fields: &[(&str, f64, f64, f64)]) -> Result<()> {
+    match fields.iter().find(|(_, x, low, high)| !(low <= x && x <= high)) {
+        Some((field, x, low, high)) => {
+            Err(Error::invalid(file, *field, x.to_string(), format!("a number from {low} to {high}")))
+        }
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MINIMAL: &str = r#"
+        [drafter]
+        block_pattern = "mamba attention mlp"
+        fusion_layers = [1]
+        kv_layers = [1]
+        intermediate_size = 8
+        mamba_heads = 2
+        mamba_groups = 1
+        draft_vocab = 16
+        markov_rank = 4
+        mask_token = 3
+        [train]
+        steps = 4
+        tokens_per_step = 64
+        anchors_per_step = 4
+        warm_start = "attention"
+        optimizer = "adamw"
+        lr = 1e-3
+        ce = 0.1
+        tv = 0.9
+    "#;
+
+    fn read(text: &str) -> Result<Recipe> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("recipe.toml");
+        std::fs::write(&path, text).unwrap();
+        Recipe::read(&path)
+    }
+
+    #[test]
+    fn a_resolved_recipe_is_the_same_recipe() {
+        let recipe = read(MINIMAL).unwrap();
+        assert_eq!(recipe.train.gamma, 4.0);
+        assert_eq!(read(&recipe.resolved()).unwrap(), recipe);
+    }
+
+    #[test]
+    fn unknown_keys_and_bad_numbers_are_named() {
+        for (from, to, part) in [
+            ("steps = 4", "steps = 4\nsteppes = 5", "steppes"),
+            ("steps = 4", "steps = 0", "train.steps: found 0"),
+            ("lr = 1e-3", "lr = nan", "train.lr: found NaN"),
+            ("\"adamw\"", "\"adam\"", "adam"),
+        ] {
+            let error = read(&MINIMAL.replace(from, to)).unwrap_err().to_string();
+            assert!(error.contains(part), "{error}");
+        }
+    }
+}
