@@ -9,7 +9,8 @@
 //! counts the bonus token (H-Spec, arXiv 2609.24197, section 2); conditional acceptance at a position
 //! is its Figure 4. [`Evaluation`] decodes prompts plainly and with drafters in turn and counts;
 //! [`bootstrap`] says how sure a figure is, given these prompts, and [`Report`] puts everything into
-//! JSON and Markdown.
+//! JSON and Markdown. [`comparison`] does so for many drafters, settings and seeds, says how sure every
+//! difference between drafters is, and makes a page of it; [`synthetic`] writes prompts of any length.
 //!
 //! ```
 //! use hspec_eval::Acceptance;
@@ -24,13 +25,17 @@
 //! ```
 
 pub mod bootstrap;
+pub mod comparison;
 mod error;
 pub mod kv;
 mod markdown;
 mod metrics;
+mod page;
 mod provenance;
 mod report;
 mod runner;
+pub mod subset;
+pub mod synthetic;
 
 pub use error::{Error, Result};
 pub use metrics::Acceptance;

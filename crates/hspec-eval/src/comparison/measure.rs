@@ -1,0 +1,211 @@
+//! One prompt decoded plainly and with one drafter.
+
+use super::{Cell, Record, Timing};
+use burn::tensor::{Tensor, backend::Backend};
+use hspec_core::{
+    Result, TokenId,
+    decode::{Decoder, Generation, Request, SamplingParams},
+    drafter::{Drafter, Footprint, Proposal, Session},
+    target::{KvCache, Target},
+};
+use std::{cell::RefCell, ops::ControlFlow, time::Duration};
+
+/// What all answers of a comparison have in common.
+pub struct Measurer<'a, B: Backend> {
+    /// The model whose text counts.
+    pub target: &'a Target<B>,
+    /// The most tokens of an answer.
+    pub max_new_tokens: usize,
+    /// Tokens that end an answer.
+    pub stop_tokens: &'a [TokenId],
+}
+
+/// A prompt to be answered.
+#[derive(Debug, Clone, Copy)]
+pub struct Question<'a> {
+    /// Its name.
+    pub id: &'a str,
+    /// As the target reads it.
+    pub tokens: &'a [TokenId],
+    /// Its number in its task: with the seed, it fixes every random choice.
+    pub number: usize,
+    /// See `number`.
+    pub seed: u64,
+}
+
+/// An answer and what it took.
+pub struct Run {
+    generation: Generation,
+    /// Logits of the confidence head, by round.
+    confidence: Vec<Vec<f32>>,
+    peak_bytes: Option<u64>,
+}
+
+impl<B: Backend> Measurer<'_, B> {
+    /// Answers the question plainly and once per cell, one right after the other, and makes a record of each
+    /// cell: they differ in k alone. `turn` says who begins, so that a machine that gets slower or faster
+    /// meanwhile is nobody's advantage.
+    ///
+    /// # Errors
+    /// A prompt that cannot be decoded.
+    pub fn measure(
+        &self,
+        question: &Question<'_>,
+        drafter: &dyn Drafter<B>,
+        cells: &[Cell],
+        turn: usize,
+    ) -> Result<Vec<Record>> {
+        let Some(first) = cells.first() else { return Ok(Vec::new()) };
+        let sampling = SamplingParams::new(first.temperature, None, None)?;
+        let contestants = cells.len() + 1;
+        let mut runs: Vec<Option<Run>> = (0..contestants).map(|_| None).collect();
+        for place in 0..contestants {
+            let contestant = (turn + place) % contestants;
+            let run = match contestant {
+                0 => self.answer(question, None, 0, sampling, self.max_new_tokens)?,
+                n => self.answer(question, Some(drafter), cells[n - 1].k, sampling, self.max_new_tokens)?,
+            };
+            runs[contestant] = Some(run);
+        }
+        let mut runs = runs.into_iter().flatten();
+        let plain = runs.next().expect("every contestant has had its turn");
+        Ok(cells.iter().zip(runs).map(|(cell, run)| record(cell, question, &plain, &run)).collect())
+    }
+
+    /// One answer of at most `most` tokens: plainly without a drafter.
+    ///
+    /// # Errors
+    /// A prompt that cannot be decoded.
+    pub fn answer(
+        &self,
+        question: &Question<'_>,
+        drafter: Option<&dyn Drafter<B>>,
+        k: usize,
+        sampling: SamplingParams,
+        most: usize,
+    ) -> Result<Run> {
+        let request = Request {
+            prompt: question.tokens,
+            sampling,
+            seed: question.seed,
+            id: question.number as u64,
+            max_new_tokens: most,
+            k,
+            stop_tokens: self.stop_tokens,
+        };
+        let witness = drafter.map(|inner| Witness { inner, seen: RefCell::default() });
+        let watched = forget_peak();
+        let decoder = Decoder::new(self.target, witness.as_ref().map(|w| w as &dyn Drafter<B>));
+        let generation = decoder.generate(&request, &mut |_| ControlFlow::Continue(()))?;
+        let peak_bytes = if watched { peak() } else { None };
+        let confidence = witness.map(|w| w.seen.into_inner()).unwrap_or_default();
+        Ok(Run { generation, confidence, peak_bytes })
+    }
+}
+
+fn record(cell: &Cell, question: &Question<'_>, plain: &Run, run: &Run) -> Record {
+    let generation = &run.generation;
+    let mut rounds: Vec<_> = generation.rounds.iter().map(|r| (r.proposed, r.accepted)).collect();
+    rounds.resize(generation.target_passes.max(rounds.len()), (0, 0));
+    let confidence = generation.rounds.iter().zip(&run.confidence).flat_map(|(round, logits)| {
+        let reached = round.proposed.min(round.accepted + 1);
+        logits.iter().take(reached).enumerate().map(|(slot, &l)| (probability(l), slot < round.accepted))
+    });
+    Record {
+        cell: cell.clone(),
+        prompt: question.id.to_owned(),
+        seed: question.seed,
+        prompt_tokens: question.tokens.len(),
+        stopped: generation.rounds.last().is_some_and(|round| round.stopped),
+        rounds,
+        confidence: confidence.collect(),
+        same_text: generation.tokens == plain.generation.tokens,
+        plain_tokens: plain.generation.tokens.len().saturating_sub(1) as u64,
+        plain: timing(&plain.generation),
+        drafted: timing(generation),
+        peak_bytes: plain.peak_bytes.zip(run.peak_bytes).map(<[u64; 2]>::from),
+    }
+}
+
+/// Of a logit; one that is no number promises nothing, as schedules take it.
+fn probability(logit: f32) -> f32 {
+    if logit.is_nan() { 0.0 } else { 1.0 / (1.0 + (-logit).exp()) }
+}
+
+fn timing(generation: &Generation) -> Timing {
+    let timing = &generation.timing;
+    Timing {
+        total: timing.total.saturating_sub(timing.prefill).as_secs_f64(),
+        draft: Duration::as_secs_f64(&timing.draft),
+        target: timing.target.as_secs_f64(),
+        sampling: timing.sampling.as_secs_f64(),
+    }
+}
+
+/// A drafter whose confidences are written down.
+struct Witness<'a, B: Backend> {
+    inner: &'a dyn Drafter<B>,
+    seen: RefCell<Vec<Vec<f32>>>,
+}
+
+struct WitnessSession<'a, B: Backend> {
+    inner: Box<dyn Session<B> + 'a>,
+    seen: &'a RefCell<Vec<Vec<f32>>>,
+}
+
+impl<B: Backend> Drafter<B> for Witness<'_, B> {
+    fn kind(&self) -> &'static str {
+        self.inner.kind()
+    }
+
+    fn max_draft(&self) -> usize {
+        self.inner.max_draft()
+    }
+
+    fn feature_layers(&self) -> &[usize] {
+        self.inner.feature_layers()
+    }
+
+    fn vocabulary(&self) -> Option<&[TokenId]> {
+        self.inner.vocabulary()
+    }
+
+    fn footprint(&self) -> Footprint {
+        self.inner.footprint()
+    }
+
+    fn session(&self, capacity: usize) -> Box<dyn Session<B> + '_> {
+        Box::new(WitnessSession { inner: self.inner.session(capacity), seen: &self.seen })
+    }
+}
+
+impl<B: Backend> Session<B> for WitnessSession<'_, B> {
+    fn observe(&mut self, tokens: &[TokenId], features: Tensor<B, 2>) {
+        self.inner.observe(tokens, features);
+    }
+
+    fn draft(
+        &mut self,
+        anchor: TokenId,
+        cache: &KvCache<B>,
+        k: usize,
+        pick: &mut dyn FnMut(usize, &[f32]) -> Result<TokenId>,
+    ) -> Result<Proposal> {
+        let proposal = self.inner.draft(anchor, cache, k, pick)?;
+        self.seen.borrow_mut().push(proposal.confidence.clone());
+        Ok(proposal)
+    }
+}
+
+/// Makes the system forget the most memory that this process has held; whether it could.
+fn forget_peak() -> bool {
+    // proc(5): 5 resets the peak resident set size.
+    cfg!(target_os = "linux") && std::fs::write("/proc/self/clear_refs", "5").is_ok()
+}
+
+/// The most memory that this process has held since, in bytes.
+fn peak() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok().map(|kib| kib << 10)
+}
