@@ -68,7 +68,7 @@ pub fn trunk(config: &Value) -> Eagle3<B> {
     let config = Eagle3Config::from_value(config, file).unwrap();
     let shape = config.shape(Some(4), file).unwrap();
     let model = Eagle3Model::init(&shape, &device);
-    let kept = (0..shape.draft_vocab_size as u32).map(|i| TokenId(3 * i % 512)).collect();
+    let kept = (0..shape.draft_vocab_size as u32).map(|i| TokenId(3 * i)).collect();
     let vocab = if shape.draft_vocab_size < shape.vocab_size {
         DraftVocab::new(kept, shape.vocab_size, file).unwrap()
     } else {
