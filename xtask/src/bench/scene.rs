@@ -6,6 +6,7 @@ use super::{
 };
 use burn::{
     backend::Autodiff,
+    optim::GradientsParams,
     tensor::{Distribution, Tensor, backend::Backend},
 };
 use hspec_attn::Prefix;
@@ -16,14 +17,13 @@ use hspec_core::{
     target::{KvCache, Rows, Target, Want},
 };
 use hspec_mamba::{SsdInputs, ssd_scan};
-use hspec_nn::params;
 use hspec_train::{
+    kinds::{self, Learner},
     loss::{LossConfig, Weighting},
     objective::objective,
     optim::Optimizers,
-    pack::{Anchors, Packed},
+    pack::{Anchors, Draw, Judge, Packed},
     recipe::Recipe,
-    warm,
 };
 use std::path::Path;
 
@@ -47,7 +47,7 @@ impl<B: Backend> Scene<B> {
     pub(crate) fn new(target: Target<B>) -> anyhow::Result<Self> {
         let recipe = shape::recipe(target.config())?;
         let file = Path::new(FILE);
-        let config = warm::config(&recipe, &target, "bench", file)?;
+        let config = serde_json::from_value(kinds::config(&recipe, target.config(), "bench", file)?)?;
         let model = HSpecModel::init(&config, target.device());
         let drafter = HSpec::new(config, model, vocab(target.config(), &recipe)?, file)?;
         Ok(Self { target, drafter, recipe })
@@ -123,26 +123,24 @@ impl<B: Backend> Scene<B> {
     /// A training step on features that the target has left: forward, loss, backward, optimisers.
     fn train_step(&self) -> anyhow::Result<Step<'_>> {
         let (recipe, device) = (&self.recipe.train, self.target.device());
-        let config = &self.drafter.config;
         let packed = self.packed().constant::<Autodiff<B>>();
-        let anchors =
-            Anchors::draw(&packed.loss_mask, config.block_size, recipe.anchors_per_step, recipe.seed, 0);
-        let head = pruned_head(&self.target, &self.drafter.vocab);
-        let values = params::collect(&self.drafter.model);
-        let model = HSpecModel::<Autodiff<B>>::init(config, device);
-        let trained = |name: &str| !HSpecModel::<B>::frozen(name);
-        let model = params::fill(model, device, |name| values.get(name).cloned(), trained)?;
-        let mut learner = HSpec::new(config.clone(), model, self.drafter.vocab.clone(), Path::new(FILE))?;
+        let draw = Draw { seed: recipe.seed, row: 0, anchors: recipe.anchors_per_step, progress: 0.0 };
+        let anchors = Anchors::draw(&packed.loss_mask, self.drafter.config.block_size, &draw);
+        let judge =
+            Judge { norm: self.target.norm().clone(), head: pruned_head(&self.target, &self.drafter.vocab) };
+        let mut learner = HSpec::<Autodiff<B>>::learner(&self.drafter, device, Path::new(FILE))?;
         let mut optimizers = Optimizers::new(&learner.model, recipe);
         let loss = LossConfig {
             ce: recipe.ce,
             tv: recipe.tv,
+            kl: recipe.kl,
             confidence: recipe.confidence,
             weighting: Weighting::Decay { gamma: recipe.gamma },
         };
         Ok(Box::new(move || {
-            let forward = packed.forward(&learner, &anchors, self.target.norm(), &head);
+            let forward = packed.forward(&learner, &anchors, &judge);
             let gradients = objective(forward, &loss).differentiable.backward();
+            let gradients = GradientsParams::from_grads(gradients, &learner.model);
             learner.model = optimizers.step(1.0, learner.model.clone(), gradients)?.0;
             sync::<B>(device)
         }))
@@ -189,7 +187,7 @@ impl<B: Backend> Scene<B> {
 
 /// The first ids of the target's vocabulary: which they are changes no time.
 pub(crate) fn vocab(target: &TargetConfig, recipe: &Recipe) -> anyhow::Result<DraftVocab> {
-    let ids = (0..recipe.drafter.draft_vocab as u32).map(TokenId).collect();
+    let ids = (0..shape::hspec(recipe).draft_vocab as u32).map(TokenId).collect();
     Ok(DraftVocab::new(ids, target.vocab_size, Path::new(FILE))?)
 }
 

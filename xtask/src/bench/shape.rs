@@ -2,7 +2,7 @@
 
 use anyhow::Context;
 use hspec_core::config::{Family, TargetConfig};
-use hspec_train::recipe::Recipe;
+use hspec_train::recipe::{HSpecShape, Recipe, Shape as Drafter};
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -78,11 +78,19 @@ pub(crate) fn recipe(target: &TargetConfig) -> anyhow::Result<Recipe> {
     serde_json::from_value(recipe).context("the recipe of a benchmark")
 }
 
+/// The drafter's shape in a benchmark's recipe.
+pub(crate) fn hspec(recipe: &Recipe) -> &HSpecShape {
+    match &recipe.drafter {
+        Drafter::HSpec(shape) => shape,
+        other => unreachable!("the recipe above is H-Spec's, not {other:?}"),
+    }
+}
+
 /// `config.json` of a DSpark drafter for a target as published: five layers of the target's shape that see the
 /// whole context, seven proposals (DSpark section 2); with H-Spec's vocabulary and rank, so that the two differ
 /// in what the paper compares.
 pub(crate) fn dspark(target: &TargetConfig, recipe: &Recipe) -> Value {
-    let drafter = &recipe.drafter;
+    let drafter = hspec(recipe);
     let k = drafter.block_size - 1;
     json!({
         "speculators_model_type": "dspark", "architectures": ["DSparkDraftModel"],
@@ -114,7 +122,7 @@ pub(crate) fn dspark(target: &TargetConfig, recipe: &Recipe) -> Value {
 
 /// What a peer must know to build the same modules.
 pub(crate) fn facts(target: &TargetConfig, recipe: &Recipe) -> Value {
-    let drafter = &recipe.drafter;
+    let drafter = hspec(recipe);
     json!({
         "vocab": target.vocab_size, "hidden": target.hidden_size, "intermediate": target.intermediate_size,
         "layers": target.num_hidden_layers, "heads": target.num_attention_heads,
@@ -149,12 +157,12 @@ mod tests {
         let shipped = Recipe::read(Path::new(file)).unwrap();
         let ours = recipe(&Shape::Smollm2.config().unwrap()).unwrap();
         // Which layers are read changes no size.
-        let mut drafter = ours.drafter.clone();
-        assert_eq!(drafter.fusion_layers.len(), shipped.drafter.fusion_layers.len());
-        assert_eq!(drafter.kv_layers.len(), shipped.drafter.kv_layers.len());
-        drafter.fusion_layers.clone_from(&shipped.drafter.fusion_layers);
-        drafter.kv_layers.clone_from(&shipped.drafter.kv_layers);
-        assert_eq!(drafter, shipped.drafter);
+        let (mut drafter, theirs) = (hspec(&ours).clone(), hspec(&shipped));
+        assert_eq!(drafter.fusion_layers.len(), theirs.fusion_layers.len());
+        assert_eq!(drafter.kv_layers.len(), theirs.kv_layers.len());
+        drafter.fusion_layers.clone_from(&theirs.fusion_layers);
+        drafter.kv_layers.clone_from(&theirs.kv_layers);
+        assert_eq!(&drafter, theirs);
         let loop_of = |r: &Recipe| (r.train.tokens_per_step, r.train.anchors_per_step, r.train.optimizer);
         assert_eq!(loop_of(&ours), loop_of(&shipped));
         assert_eq!((ours.train.ce, ours.train.tv), (shipped.train.ce, shipped.train.tv));
@@ -172,9 +180,10 @@ mod tests {
     fn the_wide_drafter_is_the_paper_s() {
         let target = Shape::Qwen3_8b.config().unwrap();
         let recipe = recipe(&target).unwrap();
-        assert_eq!(recipe.drafter.fusion_layers, [1, 9, 17, 25, 34]);
-        assert_eq!(recipe.drafter.kv_layers, [17, 25, 34]);
-        assert_eq!((recipe.drafter.mamba_heads, recipe.drafter.draft_vocab), (48, 32_000));
+        let drafter = hspec(&recipe);
+        assert_eq!(drafter.fusion_layers, [1, 9, 17, 25, 34]);
+        assert_eq!(drafter.kv_layers, [17, 25, 34]);
+        assert_eq!((drafter.mamba_heads, drafter.draft_vocab), (48, 32_000));
         let file = Path::new("config.json");
         let config = hspec_core::drafter::dspark::DSparkConfig::from_value(&dspark(&target, &recipe), file);
         let shape = config.unwrap().shape(file).unwrap();

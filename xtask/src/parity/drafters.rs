@@ -24,7 +24,7 @@ use hspec_nn::{Linear, RmsNorm, params};
 use hspec_train::{
     loss::{LossConfig, Weighting},
     objective::objective,
-    pack::{Anchors, Packed},
+    pack::{Anchors, Judge, Packed},
 };
 use serde_json::Value;
 use std::path::Path;
@@ -184,7 +184,7 @@ fn training<B: AutodiffBackend>(
     let norm = RmsNorm::new(golden.float("train/verifier_norm.weight", device)?, eps);
     let head = Linear::new(golden.float("train/verifier_lm_head.weight", device)?, None);
 
-    let forward = packed.forward(&drafter, &anchors, &norm, &head);
+    let forward = packed.forward(&drafter, &anchors, &Judge { norm, head });
     to.tensor("training, logits", forward.logits.clone(), &golden.f32s("train/logits")?)?;
     let notes = &golden.notes()["train"];
     let number =
@@ -194,6 +194,7 @@ fn training<B: AutodiffBackend>(
         &LossConfig {
             ce: number("/loss/ce")?,
             tv: number("/loss/tv")?,
+            kl: 0.0,
             confidence: number("/confidence_alpha")?,
             weighting: Weighting::Decay { gamma: number("/gamma")? },
         },
