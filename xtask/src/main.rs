@@ -14,6 +14,7 @@ mod kv_table;
 mod model;
 mod output;
 mod progress;
+mod schedule;
 mod test;
 mod train;
 

@@ -8,6 +8,7 @@
 //!
 //! counts the bonus token (H-Spec, arXiv 2609.24197, section 2); conditional acceptance at a position
 //! is its Figure 4. [`Evaluation`] decodes prompts plainly and with drafters in turn and counts;
+//! [`calibrate`] makes a drafter's confidences mean what they say by what it saw;
 //! [`bootstrap`] says how sure a figure is, given these prompts, and [`Report`] puts everything into
 //! JSON and Markdown.
 //!
@@ -24,6 +25,7 @@
 //! ```
 
 pub mod bootstrap;
+mod calibration;
 mod error;
 pub mod kv;
 mod markdown;
@@ -32,6 +34,7 @@ mod provenance;
 mod report;
 mod runner;
 
+pub use calibration::{CalibrationFit, calibrate};
 pub use error::{Error, Result};
 pub use metrics::Acceptance;
 pub use provenance::{Machine, commit, utc_date};

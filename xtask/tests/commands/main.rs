@@ -7,5 +7,6 @@ mod answers;
 mod bad_input;
 mod checkpoints;
 mod scene;
+mod schedules;
 #[path = "../../../crates/hspec-eval/tests/runner/support.rs"]
 mod support;
