@@ -133,9 +133,35 @@ pub fn config<B: Backend>(
             "verifier_layer_prefix": "model.layers",
         })),
     };
-    config.validate(file)?;
+    config.validate(file).map_err(in_recipe)?;
+    let layers = t.num_hidden_layers;
+    for (field, ids, last) in
+        [("drafter.kv_layers", kv_layers, layers - 1), ("drafter.fusion_layers", fusion_layers, layers)]
+    {
+        if let Some(id) = ids.iter().find(|&&id| id > last) {
+            let expected = format!("at most {last}: the target has {layers} layers");
+            return Err(Error::invalid(file, field, id.to_string(), expected));
+        }
+    }
     config.check_target(t)?;
     Ok(config)
+}
+
+/// What is wrong with a checkpoint's field, told of the recipe's field that gave its value.
+fn in_recipe(error: Error) -> Error {
+    let Error::Invalid { file, field, found, expected } = error else { return error };
+    let own = match field.strip_prefix("transformer_layer_config.").unwrap_or(&field) {
+        "latent_fusion_layer_ids" => "fusion_layers",
+        "attn_kv_layer_ids" => "kv_layers",
+        "mamba_num_heads" => "mamba_heads",
+        "mamba_d_state" => "mamba_state",
+        "mamba_n_groups" => "mamba_groups",
+        "mamba_conv_kernel" => "mamba_conv",
+        "draft_vocab_size" => "draft_vocab",
+        "mask_token_id" => "mask_token",
+        same => same,
+    };
+    Error::Invalid { file, field: format!("drafter.{own}"), found, expected }
 }
 
 /// Everything about a recipe that can be wrong for a target, found before any work is done.
