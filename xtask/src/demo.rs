@@ -185,7 +185,13 @@ impl<B: Backend> Demo<'_, B> {
             k: self.drafter.max_draft(),
             stop_tokens: &self.model.eos,
         };
-        Writer { model: self.model, drafter: speculative.then_some(self.drafter), stop: &[], request }
+        Writer {
+            model: self.model,
+            drafter: speculative.then_some(self.drafter),
+            schedule: None,
+            stop: &[],
+            request,
+        }
     }
 
     fn figures(&self, runs: &[PromptRun]) -> anyhow::Result<Figures> {

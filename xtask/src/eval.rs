@@ -3,10 +3,11 @@
 use crate::{
     backend::{Common, threads, with_backend},
     model::{Model, SamplingArgs},
-    output::probe,
+    output::{probe, probe_file},
     progress::Progress,
+    schedule::ScheduleArgs,
 };
-use anyhow::bail;
+use anyhow::{Context, bail};
 use burn::tensor::backend::Backend;
 use comfy_table::{Table, presets::UTF8_FULL_CONDENSED};
 use hspec_core::{
@@ -14,7 +15,8 @@ use hspec_core::{
     prompts::{Prompt, read_prompts},
 };
 use hspec_eval::{
-    DrafterFacts, DrafterReport, Evaluation, Machine, Report, Settings, Task, TaskPrompt, commit, utc_date,
+    DrafterFacts, DrafterReport, Evaluation, Machine, Report, Settings, Task, TaskPrompt, calibrate, commit,
+    utc_date,
 };
 use std::{io::Write, path::PathBuf, time::SystemTime};
 
@@ -30,7 +32,10 @@ Examples:
   cargo xtask eval --drafter assets/drafters/smollm2-135m-hspec --prompts assets/prompts/demo.jsonl
   cargo xtask eval --drafter runs/a/best runs/b/best --prompts gsm8k.jsonl mt-bench.jsonl \\
       --max-prompts 20 --out runs/eval
-  cargo xtask eval --drafter runs/a/best --prompts gsm8k.jsonl --temperature 1 --seed 7 --json")]
+  cargo xtask eval --drafter runs/a/best --prompts gsm8k.jsonl --temperature 1 --seed 7 --json
+  cargo xtask eval --drafter runs/a/best --prompts gsm8k.jsonl --fit-calibration runs/a/sts.json
+  cargo xtask eval --drafter runs/a/best --prompts gsm8k.jsonl --schedule threshold=0.4 \\
+      --calibration runs/a/sts.json")]
 pub(crate) struct Args {
     /// The model: a Hugging Face folder or a GGUF file [default: models/smollm2-135m-instruct].
     #[arg(long, value_name = "DIR")]
@@ -49,6 +54,12 @@ pub(crate) struct Args {
     max_new_tokens: u32,
     #[command(flatten)]
     sampling: SamplingArgs,
+    #[command(flatten)]
+    schedule: ScheduleArgs,
+    /// Fit temperatures to the drafter's confidences (Sequential Temperature Scaling) and write them into
+    /// this file, for --calibration.
+    #[arg(long, value_name = "FILE", conflicts_with = "schedule")]
+    fit_calibration: Option<PathBuf>,
     /// Write the report's JSON to standard output instead of a table.
     #[arg(long)]
     json: bool,
@@ -63,6 +74,12 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if let Some(dir) = &args.out {
         probe(dir)?;
+    }
+    if let Some(file) = &args.fit_calibration {
+        if args.drafter.len() > 1 {
+            bail!("--fit-calibration: found {} drafters, expected one", args.drafter.len());
+        }
+        probe_file("--fit-calibration", file)?;
     }
     let files = read(&args.prompts, args.max_prompts)?;
     let report = with_backend!(args.backend, |B, device| evaluate::<B>(args, &files, &device))?;
@@ -108,6 +125,7 @@ fn evaluate<B: Backend>(
     files: &[(String, Vec<Prompt>)],
     device: &B::Device,
 ) -> anyhow::Result<Report> {
+    let schedule = args.schedule.load()?;
     let model = Model::<B>::load(args.target.as_deref(), device)?;
     let drafters = args.drafter.iter().map(|dir| model.drafter(dir)).collect::<anyhow::Result<Vec<_>>>()?;
     let encode = |(name, prompts): &(String, Vec<Prompt>)| {
@@ -123,6 +141,7 @@ fn evaluate<B: Backend>(
         target: &model.target,
         drafters: &drafters,
         k: args.sampling.k(&drafters)?,
+        schedule: schedule.as_ref(),
         max_new_tokens: args.max_new_tokens as usize,
         sampling: args.sampling.params()?,
         seed: args.sampling.seed,
@@ -137,14 +156,21 @@ fn evaluate<B: Backend>(
     let reports = args.drafter.iter().zip(&drafters).zip(&runs).map(|((dir, drafter), runs)| {
         DrafterReport::new(DrafterFacts::new(dir, &**drafter), runs, args.sampling.seed)
     });
+    let mut reports = reports.collect::<Result<Vec<_>, _>>()?;
+    if let Some(file) = &args.fit_calibration {
+        let (calibration, fit) = calibrate(&runs[0]).context("--fit-calibration")?;
+        calibration.save(file).context("--fit-calibration")?;
+        reports[0].calibration = Some(fit);
+    }
     let settings = Settings {
         target: model.path.display().to_string(),
         k: evaluation.k,
         temperature: evaluation.sampling.temperature(),
         max_new_tokens: evaluation.max_new_tokens,
+        schedule: args.schedule.name(),
     };
     let commit = commit(&crate::workspace());
-    Ok(Report::new(commit, Machine::this(threads()), settings, reports.collect::<Result<_, _>>()?))
+    Ok(Report::new(commit, Machine::this(threads()), settings, reports))
 }
 
 /// The command as it could be typed again.
@@ -162,6 +188,7 @@ fn summary(report: &Report) -> String {
     table.load_style(UTF8_FULL_CONDENSED).set_header([
         "drafter",
         "task",
+        "drafts a round",
         "tau",
         "ms per token",
         "plainly",
@@ -173,6 +200,7 @@ fn summary(report: &Report) -> String {
             table.add_row([
                 drafter.facts.path.clone(),
                 task.task.clone(),
+                format!("{:.2}", task.drafts_per_round()),
                 format!("{:.2}", task.tau),
                 format!("{:.1}", task.ms_per_token),
                 format!("{:.1}", task.ms_per_token_plain),
@@ -185,6 +213,7 @@ fn summary(report: &Report) -> String {
         table.add_row([
             drafter.facts.path.clone(),
             "all".to_owned(),
+            String::new(),
             format!("{:.2}", drafter.mean_tau),
             String::new(),
             String::new(),
@@ -192,7 +221,17 @@ fn summary(report: &Report) -> String {
             String::new(),
         ]);
     }
-    table.to_string()
+    let fits = report.drafters.iter().filter_map(|drafter| drafter.calibration.as_ref());
+    fits.fold(table.to_string(), |text, fit| {
+        let percent = |x: &f64| format!("{:.1}", 100.0 * x);
+        let row = |values: &[f64]| values.iter().map(percent).collect::<Vec<_>>().join(" ");
+        format!(
+            "{text}\ncalibration error of the survival by slot, in percent over {} rounds: {} before, {} after",
+            fit.rounds,
+            row(&fit.ece_before),
+            row(&fit.ece_after)
+        )
+    })
 }
 
 #[cfg(test)]

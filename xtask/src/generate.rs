@@ -4,12 +4,13 @@ use crate::{
     backend::{Common, with_backend},
     model::{Model, SamplingArgs},
     progress::Progress,
+    schedule::ScheduleArgs,
 };
 use anyhow::Context;
 use burn::tensor::backend::Backend;
 use hspec_core::{
     TokenId,
-    decode::{Decoder, Finish, Generation, Request, Timing},
+    decode::{Decoder, Finish, Generation, Request, Schedule, Timing},
     drafter::Drafter,
     prompts::{Prompt, read_prompts},
     text::{Message, StopHit, StopStrings, TextStream},
@@ -30,6 +31,8 @@ Prompts are put into the model's chat template where it has one.
 Examples:
   cargo xtask generate --prompt 'Why is the sky blue?'
   cargo xtask generate --prompt 'Why is the sky blue?' --drafter assets/drafters/smollm2-135m-hspec
+  cargo xtask generate --prompt 'Why is the sky blue?' --drafter assets/drafters/smollm2-135m-hspec \\
+      --schedule threshold=0.4
   cargo xtask generate --prompts assets/prompts/demo.jsonl --max-new-tokens 64 --json
   cargo xtask generate --prompt 'def add(a, b):' --raw --stop 'def ' --temperature 0.7 --seed 3")]
 pub(crate) struct Args {
@@ -46,6 +49,8 @@ pub(crate) struct Args {
     max_new_tokens: u32,
     #[command(flatten)]
     sampling: SamplingArgs,
+    #[command(flatten)]
+    schedule: ScheduleArgs,
     /// End an answer before this text; may be given several times.
     #[arg(long, value_name = "TEXT", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     stop: Vec<String>,
@@ -80,6 +85,7 @@ struct Document {
     target: String,
     drafter: Option<String>,
     k: usize,
+    schedule: Option<String>,
     temperature: f64,
     seed: u64,
     max_new_tokens: usize,
@@ -93,8 +99,10 @@ struct Answer {
     tokens: Vec<TokenId>,
     text: String,
     finish: &'static str,
-    /// Drafts proposed and accepted, by round.
+    /// Drafts verified (`proposed`) and accepted, by round.
     rounds: Vec<Round>,
+    /// Confidences that were no probabilities; a schedule takes them for 0.
+    unusable_confidences: usize,
     tau: f64,
     target_passes: usize,
     prefill_ms: f64,
@@ -121,11 +129,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 fn generate<B: Backend>(args: &Args, prompts: &[Prompt], device: &B::Device) -> anyhow::Result<()> {
+    let schedule = args.schedule.load()?;
     let model = Model::<B>::load(args.target.as_deref(), device)?;
     let drafter = args.drafter.as_ref().map(|dir| model.drafter(dir)).transpose()?;
     let writer = Writer {
         model: &model,
         drafter: drafter.as_deref(),
+        schedule: schedule.as_ref(),
         stop: &args.stop,
         request: Request {
             prompt: &[],
@@ -173,6 +183,7 @@ fn generate<B: Backend>(args: &Args, prompts: &[Prompt], device: &B::Device) -> 
             target: model.path.display().to_string(),
             drafter: args.drafter.as_ref().map(|dir| dir.display().to_string()),
             k: if drafter.is_some() { writer.request.k } else { 0 },
+            schedule: args.schedule.name(),
             temperature: writer.request.sampling.temperature(),
             seed: writer.request.seed,
             max_new_tokens: writer.request.max_new_tokens,
@@ -187,6 +198,8 @@ fn generate<B: Backend>(args: &Args, prompts: &[Prompt], device: &B::Device) -> 
 pub(crate) struct Writer<'a, B: Backend> {
     pub(crate) model: &'a Model<B>,
     pub(crate) drafter: Option<&'a dyn Drafter<B>>,
+    /// Decides how many drafts are verified.
+    pub(crate) schedule: Option<&'a Schedule>,
     /// Texts that end an answer.
     pub(crate) stop: &'a [String],
     /// All but the prompt and its number.
@@ -225,17 +238,15 @@ impl<B: Backend> Writer<'_, B> {
         };
         let mut failed = None;
         let request = Request { prompt, id, ..self.request.clone() };
-        let generation = Decoder::new(&self.model.target, self.drafter).generate(
-            &request,
-            &mut |tokens| match push(tokens) {
-                Ok(false) => ControlFlow::Continue(()),
-                Ok(true) => ControlFlow::Break(()),
-                Err(error) => {
-                    failed = Some(error);
-                    ControlFlow::Break(())
-                }
-            },
-        )?;
+        let decoder = Decoder::new(&self.model.target, self.drafter).scheduled(self.schedule);
+        let generation = decoder.generate(&request, &mut |tokens| match push(tokens) {
+            Ok(false) => ControlFlow::Continue(()),
+            Ok(true) => ControlFlow::Break(()),
+            Err(error) => {
+                failed = Some(error);
+                ControlFlow::Break(())
+            }
+        })?;
         if let Some(error) = failed {
             return Err(error);
         }
@@ -277,7 +288,8 @@ impl Written {
 
     fn answer(self, id: &str, prompt_tokens: usize) -> Answer {
         let (tau, finish) = (self.tau(), self.finish());
-        let Generation { mut tokens, rounds, target_passes, timing, .. } = self.generation;
+        let Generation { mut tokens, rounds, unusable_confidences, target_passes, timing, .. } =
+            self.generation;
         let Timing { prefill, draft, target, sampling, total } = timing;
         if let Some(stop) = self.stop {
             tokens.truncate(stop.tokens);
@@ -289,6 +301,7 @@ impl Written {
             text: self.text,
             finish,
             rounds: rounds.iter().map(|r| Round { proposed: r.proposed, accepted: r.accepted }).collect(),
+            unusable_confidences,
             tau,
             target_passes,
             prefill_ms: milliseconds(prefill),

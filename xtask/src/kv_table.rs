@@ -16,7 +16,8 @@ const BF16: usize = 2;
 ///
 /// A DFlash or DSpark drafter keeps keys and values of its own for every token of every request; an H-Spec
 /// drafter reads the target's. Without arguments, the targets of the paper's Table 1; with them, the given
-/// models: DFlash drafters are taken to have five layers with the target's heads.
+/// models: DFlash drafters are taken to have five layers with the target's heads. Layers of the target that
+/// attend to a window keep no more than its tokens: they are told as a fixed size and are not in the ratio.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -52,6 +53,18 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         writeln!(out, "{}", serde_json::to_string_pretty(&serde_json::json!({ "rows": rows }))?)?;
     } else {
         writeln!(out, "{}", table(&rows))?;
+        let mut told = Vec::new();
+        for row in rows.iter().filter(|row| row.target_window_bytes > 0) {
+            if !told.contains(&&row.target) {
+                let mib = row.target_window_bytes as f64 / (1 << 20) as f64;
+                writeln!(
+                    out,
+                    "{}: and at most {mib:.1} MiB of windowed layers, whatever the context",
+                    row.target
+                )?;
+                told.push(&row.target);
+            }
+        }
     }
     Ok(())
 }

@@ -16,6 +16,7 @@ mod model;
 mod output;
 mod parity;
 mod progress;
+mod schedule;
 mod test;
 mod train;
 

@@ -1,4 +1,4 @@
-//! Folders that results go to.
+//! Where results go.
 
 use anyhow::Context;
 use std::path::Path;
@@ -8,6 +8,16 @@ pub(crate) fn probe(dir: &Path) -> anyhow::Result<()> {
     let unwritable = || format!("--out {} cannot be written", dir.display());
     std::fs::create_dir_all(dir).with_context(unwritable)?;
     tempfile::Builder::new().prefix(".probe-").tempfile_in(dir).with_context(unwritable)?;
+    Ok(())
+}
+
+/// The same for a file that is written at the end; its folder is made.
+pub(crate) fn probe_file(option: &str, file: &Path) -> anyhow::Result<()> {
+    let unwritable = || format!("{option} {} cannot be written", file.display());
+    anyhow::ensure!(!file.is_dir(), "{}: found a folder, expected a file", unwritable());
+    let folder = file.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    std::fs::create_dir_all(folder).with_context(unwritable)?;
+    tempfile::Builder::new().prefix(".probe-").tempfile_in(folder).with_context(unwritable)?;
     Ok(())
 }
 

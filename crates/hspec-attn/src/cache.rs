@@ -1,6 +1,6 @@
 //! The key-value cache of a target.
 
-use crate::Prefix;
+use crate::{Position, Prefix};
 use burn::tensor::{Tensor, TensorData, backend::Backend};
 
 /// Post-RoPE keys and values of every layer, preallocated and written in place.
@@ -61,6 +61,11 @@ impl<B: Backend> KvCache<B> {
     /// First valid index of row `r`.
     pub fn start(&self, r: usize) -> usize {
         self.starts[r]
+    }
+
+    /// Position of the token at an index of row `r`, which counts from the row's first valid entry; 0 for padding.
+    pub fn position(&self, r: usize, index: usize) -> Position {
+        Position(index.saturating_sub(self.starts[r]))
     }
 
     /// Declares how many entries at the left of each row are padding. For an empty cache.
@@ -198,6 +203,19 @@ mod tests {
     fn lent_heads_are_those_asked_for() {
         lent_heads::<burn_ndarray::NdArray>();
         lent_heads::<burn_flex::Flex>();
+    }
+
+    /// A rotary position in the place of a cache's index once wrote over other tokens' keys (vllm#54716).
+    #[test]
+    fn an_index_of_the_cache_is_no_rotary_position() {
+        let mut cache = KvCache::<burn_flex::Flex>::new(1, 2, 1, 8, 2, &Default::default());
+        cache.set_starts(vec![0, 3]);
+        let positions = |r| (0..5).map(|index| cache.position(r, index).0).collect::<Vec<_>>();
+        assert_eq!(positions(0), [0, 1, 2, 3, 4]);
+        // Padding has none; what is at index 3 is the row's first token.
+        assert_eq!(positions(1), [0, 0, 0, 0, 1]);
+        // The next token of both rows goes to the same entry, and turns by another angle.
+        assert_eq!((cache.position(0, 5), cache.position(1, 5)), (Position(5), Position(2)));
     }
 
     #[test]

@@ -15,13 +15,13 @@
 //!
 //! ```
 //! use burn::tensor::Tensor;
-//! use hspec_attn::{KvCache, Rope, RopeScaling};
+//! use hspec_attn::{KvCache, Position, Rope, RopeScaling};
 //! type B = burn_ndarray::NdArray;
 //!
 //! let device = Default::default();
 //! let mut cache = KvCache::<B>::new(1, 1, 1, 8, 2, &device);
 //! let rope = Rope::new(10_000.0, 2, RopeScaling::None);
-//! let key = rope.tables(&[0], 1, &device).apply(Tensor::from_floats([[1.0, 2.0]], &device));
+//! let key = rope.tables(&[Position(0)], 1, &device).apply(Tensor::from_floats([[1.0, 2.0]], &device));
 //! cache.write(0, key.clone().reshape([1, 1, 1, 2]), key.reshape([1, 1, 1, 2]));
 //! cache.advance(1);
 //! assert_eq!(cache.keys(0, 0, 1).into_data().to_vec::<f32>().unwrap(), [1.0, 2.0]);
@@ -36,11 +36,13 @@ mod causal;
 #[cfg(feature = "flex")]
 mod flex;
 mod mask;
+mod position;
 mod prefix;
 mod rope;
 
 pub use cache::KvCache;
 pub use causal::{CausalMask, causal_attention};
 pub use mask::{Anchor, BlockRule, WindowRule};
+pub use position::Position;
 pub use prefix::{BlockRope, Prefix, PrefixAttention};
 pub use rope::{Rope, RopeScaling, RopeTables};

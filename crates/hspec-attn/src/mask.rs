@@ -3,6 +3,7 @@
 //! A row of a packed batch never decides visibility by its index alone: a prefix key is visible
 //! because its document is the anchor's and its position lies before the anchor, inside the window.
 
+use crate::Position;
 use std::ops::Range;
 
 /// Which of the two window rules of the released code applies once the prefix is longer than the
@@ -36,13 +37,13 @@ pub struct Anchor {
     /// Index of the first key of the anchor's document.
     pub document: usize,
     /// Position of the anchor in its document, which its rotary embedding continues.
-    pub position: usize,
+    pub position: Position,
 }
 
 impl Anchor {
     /// The anchor of a single document whose keys start at index 0.
-    pub fn at(position: usize) -> Self {
-        Self { index: position, document: 0, position }
+    pub fn at(index: usize) -> Self {
+        Self { index, document: 0, position: Position(index) }
     }
 }
 
@@ -97,6 +98,20 @@ mod tests {
         assert!(rule(WindowRule::Training).block(0, 4));
     }
 
+    /// A window of 2048 once held 2049 keys in one program and 2048 in another (vllm#3385). In serving it is of
+    /// `window` keys, the query's own included; in training the weights saw as many before the anchor.
+    #[test]
+    fn a_window_of_w_holds_w_keys_the_query_s_own_included() {
+        for (position, before, trained) in [(2, 2, 2), (3, 3, 3), (4, 3, 4), (5, 3, 4), (9, 3, 4)] {
+            let anchor = Anchor::at(position);
+            assert_eq!(rule(WindowRule::Serving).prefix(&anchor, 0).len(), before, "{position}");
+            assert_eq!(rule(WindowRule::Training).prefix(&anchor, 0).len(), trained, "{position}");
+        }
+        // Inside the block too: slot 4 is as far from slot 0 as the window is wide.
+        let seen = |t: usize| (0..=t).filter(|&s| rule(WindowRule::Serving).block(s, t)).count();
+        assert_eq!((2..6).map(seen).collect::<Vec<_>>(), [3, 4, 4, 4]);
+    }
+
     /// Overlapping anchors once let a block see target states of its own future.
     #[test]
     fn anchors_closer_than_a_block_see_only_keys_before_themselves() {
@@ -108,7 +123,7 @@ mod tests {
 
     #[test]
     fn no_key_of_an_earlier_document_is_visible() {
-        let anchor = Anchor { index: 10, document: 8, position: 2 };
+        let anchor = Anchor { index: 10, document: 8, position: Position(2) };
         assert_eq!(rule(WindowRule::Training).prefix(&anchor, 0), 8..10);
     }
 

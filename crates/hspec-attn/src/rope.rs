@@ -1,5 +1,6 @@
 //! Rotary position embeddings in the half-split (`rotate_half`) convention.
 
+use crate::Position;
 use burn::tensor::{Tensor, TensorData, backend::Backend};
 
 /// How the base frequencies are stretched for long contexts.
@@ -46,11 +47,16 @@ impl Rope {
 
     /// Tables for rows laid out `[positions, heads]`: one row per position and head. Angles are f32
     /// position times f32 frequency: wider arithmetic would miss the cached keys of far positions.
-    pub fn tables<B: Backend>(&self, positions: &[usize], heads: usize, device: &B::Device) -> RopeTables<B> {
+    pub fn tables<B: Backend>(
+        &self,
+        positions: &[Position],
+        heads: usize,
+        device: &B::Device,
+    ) -> RopeTables<B> {
         let half = self.inv_freq.len();
         let rows = positions.len() * heads;
         let (mut cos, mut sin) = (Vec::with_capacity(rows * 2 * half), Vec::with_capacity(rows * 2 * half));
-        for &p in positions {
+        for &Position(p) in positions {
             let angles: Vec<f32> = self.inv_freq.iter().map(|f| p as f32 * f).collect();
             let c = angles.iter().map(|a| a.cos());
             let s = angles.iter().map(|a| a.sin());
@@ -126,7 +132,7 @@ mod tests {
     fn turn(rope: &Rope, x: &[f32], position: usize) -> Vec<f32> {
         let device = Default::default();
         let row = Tensor::<B, 2>::from_data(TensorData::new(x.to_vec(), [1, x.len()]), &device);
-        rope.tables(&[position], 1, &device).apply(row).into_data().to_vec().unwrap()
+        rope.tables(&[Position(position)], 1, &device).apply(row).into_data().to_vec().unwrap()
     }
 
     proptest! {
@@ -160,9 +166,9 @@ mod tests {
             let x: Vec<f32> = (0..4 * 6).map(|i| (i as f32 * 0.7).sin()).collect();
             let data = TensorData::new(x, [4, 6]);
             let device = Default::default();
-            let plain = rope.tables::<B>(&[2, 9], 2, &device).apply(Tensor::from_data(data.clone(), &device));
+            let plain = rope.tables::<B>(&[2, 9].map(Position), 2, &device).apply(Tensor::from_data(data.clone(), &device));
             let device = Default::default();
-            let tables = rope.tables::<burn_flex::Flex>(&[2, 9], 2, &device);
+            let tables = rope.tables::<burn_flex::Flex>(&[2, 9].map(Position), 2, &device);
             let fast = tables.apply(Tensor::from_data(data, &device));
             let (plain, fast): (Vec<f32>, Vec<f32>) =
                 (plain.into_data().to_vec().unwrap(), fast.into_data().to_vec().unwrap());

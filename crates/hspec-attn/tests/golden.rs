@@ -8,7 +8,9 @@ use burn::{
     module::Module,
     tensor::{Tensor, backend::AutodiffBackend},
 };
-use hspec_attn::{Anchor, BlockRope, BlockRule, Prefix, PrefixAttention, Rope, RopeScaling, WindowRule};
+use hspec_attn::{
+    Anchor, BlockRope, BlockRule, Position, Prefix, PrefixAttention, Rope, RopeScaling, WindowRule,
+};
 use hspec_goldens::{FORWARD, GRADIENT, Golden, assert_tensor};
 use hspec_nn::{Linear, RmsNorm, params};
 use serde_json::Value;
@@ -50,7 +52,8 @@ fn check<B: AutodiffBackend>() {
             .map(|a| Anchor::at(a.as_u64().unwrap() as usize))
             .collect();
         let n = anchors.len();
-        let positions: Vec<usize> = golden.ints(&at("position_ids")).iter().map(|&p| p as usize).collect();
+        let positions: Vec<Position> =
+            golden.ints(&at("position_ids")).iter().map(|&p| Position(p as usize)).collect();
         let rope = Rope::new(case["rope_theta"].as_f64().unwrap(), d, RopeScaling::None);
         let rope =
             BlockRope { q: rope.tables(&positions, heads, &device), k: rope.tables(&positions, kv, &device) };

@@ -4,7 +4,9 @@
 #![allow(clippy::unwrap_used)] // a test may panic
 
 use burn::tensor::{Distribution, Tensor, TensorData, backend::Backend};
-use hspec_attn::{Anchor, BlockRope, BlockRule, Prefix, PrefixAttention, Rope, RopeScaling, WindowRule};
+use hspec_attn::{
+    Anchor, BlockRope, BlockRule, Position, Prefix, PrefixAttention, Rope, RopeScaling, WindowRule,
+};
 use hspec_goldens::{Tolerance, assert_close, assert_tensor};
 use hspec_nn::{Linear, params};
 use proptest::prelude::*;
@@ -52,7 +54,7 @@ impl Setup {
             .map(|&(doc, position)| {
                 let doc = doc % documents.len();
                 let position = position % documents[doc];
-                Anchor { index: starts[doc] + position, document: starts[doc], position }
+                Anchor { index: starts[doc] + position, document: starts[doc], position: Position(position) }
             })
             .collect();
         anchors.sort_by_key(|a| a.index);
@@ -93,7 +95,7 @@ impl Setup {
         };
         let weights = params::collect(&self.module);
         let module = params::fill(module, &device, |name| weights.get(name).cloned(), |_| false).unwrap();
-        let positions: Vec<usize> =
+        let positions: Vec<Position> =
             self.anchors.iter().flat_map(|a| (0..self.k).map(|t| a.position + t)).collect();
         let rope = BlockRope {
             q: self.rope().tables(&positions, HEADS, &device),
@@ -119,7 +121,7 @@ impl Setup {
         let q = project(&self.module.q_proj, rows, HEADS * D);
         let keys = project(&self.module.k_proj, rows, KV * D);
         let values = project(&self.module.v_proj, rows, KV * D);
-        let turn = |x: &[f32], position: usize| -> Vec<f32> {
+        let turn = |x: &[f32], position: Position| -> Vec<f32> {
             let row = Tensor::<B, 2>::from_data(TensorData::new(x.to_vec(), [1, D]), &device);
             self.rope().tables(&[position], 1, &device).apply(row).into_data().to_vec().unwrap()
         };
@@ -199,6 +201,28 @@ proptest! {
             }
         }
         prop_assert_eq!(before, setup.run());
+    }
+
+    /// A cache cut to its window once went with positions that started anew (buun-llama-cpp#32): the window
+    /// hides keys, and the block's queries continue the positions that the others were written at.
+    #[test]
+    fn a_cache_cut_to_its_window_keeps_absolute_positions(
+        before in 6usize..20, window in 1usize..5, k in 1usize..4,
+    ) {
+        let rule = BlockRule { window: Some(window), rule: WindowRule::Training, causal: true };
+        let whole = Setup::new(&[before + 1], &[(0, before)], k, rule);
+        let cut = |position| {
+            let last = |x: &[f32]| -> Vec<f32> {
+                x.chunks(whole.total * D).flat_map(|x| x[(before - window) * D..before * D].to_vec()).collect()
+            };
+            let anchors = vec![Anchor { index: window, document: 0, position: Position(position) }];
+            let (keys, values) = (last(&whole.keys), last(&whole.values));
+            let (module, x) = (whole.module.clone(), whole.x.clone());
+            Setup { module, x, keys, values, total: window, anchors, ..whole }.run()
+        };
+        assert_close("cut", &cut(before), &whole.run(), Tolerance::Scaled(1e-5));
+        let largest = |x: Vec<f32>| x.iter().zip(whole.run()).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        prop_assert!(largest(cut(window)) > 1e-6, "positions had no influence");
     }
 
     /// Blocks do not see each other: a block alone gives what it gives in company.
@@ -298,7 +322,7 @@ fn context_keys_are_those_of_slots_before_the_block() {
     };
     let x = Tensor::<B, 3>::random([1, t + k, HIDDEN], Distribution::Normal(0.0, 1.0), &device);
     let rope = Rope::new(100.0, D, RopeScaling::None);
-    let positions: Vec<usize> = (0..t + k).collect();
+    let positions: Vec<Position> = (0..t + k).map(Position).collect();
     let tables = |from: usize| BlockRope {
         q: rope.tables(&positions[from..], HEADS, &device),
         k: rope.tables(&positions[from..], KV, &device),

@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used)] // a test may panic
 
 use burn::tensor::{Tensor, backend::Backend};
-use hspec_attn::KvCache;
+use hspec_attn::{KvCache, Position};
 use hspec_core::{
     TokenId,
     checkpoint::{Weights, read_json},
@@ -140,8 +140,8 @@ fn check<B: Backend>(config: &str) {
             };
             let mut cache = target.cache(batch, t);
             cache.set_starts(counts.chunks(t).map(|row| row.iter().filter(|c| !**c).count()).collect());
-            let positions: Vec<usize> =
-                golden.ints(&format!("{case}.position_ids")).iter().map(|&p| p.max(0) as usize).collect();
+            let positions = golden.ints(&format!("{case}.position_ids"));
+            let positions: Vec<Position> = positions.iter().map(|&p| Position(p.max(0) as usize)).collect();
             let pass = target.forward_at(&ids, &positions, &mut cache, &want).unwrap();
             if case != "far" {
                 // The positions that forward derives itself are those of the fixture.

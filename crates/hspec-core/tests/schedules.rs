@@ -42,8 +42,7 @@ fn generate(
     let request =
         Request { prompt: &prompt, sampling, seed: 0, id: 0, max_new_tokens: 24, k: 5, stop_tokens: &[] };
     let target = scene::target();
-    let decoder = Decoder::new(&target, drafter);
-    let decoder = schedule.map_or(decoder, |schedule| decoder.scheduled(schedule));
+    let decoder = Decoder::new(&target, drafter).scheduled(schedule);
     decoder.generate(&request, &mut |_| ControlFlow::Continue(()))
 }
 

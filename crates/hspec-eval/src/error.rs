@@ -15,6 +15,9 @@ pub enum Error {
         /// What is missing.
         why: &'static str,
     },
+    /// Numbers that no calibration fits.
+    #[error(transparent)]
+    Schedule(#[from] hspec_sched::Error),
     /// A prompt that cannot be decoded.
     #[error("task {task}, prompt {prompt}: {source}")]
     Prompt {

@@ -8,6 +8,7 @@
 //!
 //! counts the bonus token (H-Spec, arXiv 2609.24197, section 2); conditional acceptance at a position
 //! is its Figure 4. [`Evaluation`] decodes prompts plainly and with drafters in turn and counts;
+//! [`calibrate`] makes a drafter's confidences mean what they say by what it saw;
 //! [`bootstrap`] says how sure a figure is, given these prompts, and [`Report`] puts everything into
 //! JSON and Markdown. [`comparison`] does so for many drafters, settings and seeds, says how sure every
 //! difference between drafters is, and makes a page of it; [`synthetic`] writes prompts of any length.
@@ -25,6 +26,7 @@
 //! ```
 
 pub mod bootstrap;
+mod calibration;
 pub mod comparison;
 mod error;
 pub mod kv;
@@ -37,6 +39,7 @@ mod runner;
 pub mod subset;
 pub mod synthetic;
 
+pub use calibration::{CalibrationFit, calibrate};
 pub use error::{Error, Result};
 pub use metrics::Acceptance;
 pub use provenance::{Machine, commit, utc_date};

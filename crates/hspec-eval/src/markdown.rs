@@ -16,6 +16,7 @@ pub(crate) fn render(report: &Report, command: &str, date: &str) -> String {
             settings.target, settings.k, settings.temperature, settings.max_new_tokens
         ),
     ];
+    lines.extend(settings.schedule.iter().map(|schedule| format!("- schedule: {schedule}")));
     report.drafters.iter().for_each(|drafter| render_drafter(drafter, settings.k, &mut lines));
     lines.join("\n") + "\n"
 }
@@ -47,6 +48,7 @@ fn render_drafter(drafter: &DrafterReport, k: usize, lines: &mut Vec<String>) {
         "prompts",
         "rounds",
         "tokens",
+        "drafts a round",
         "tau",
         "ms per token",
         "plain",
@@ -78,14 +80,33 @@ fn render_drafter(drafter: &DrafterReport, k: usize, lines: &mut Vec<String>) {
         });
         row(lines, [escaped(&task.task), "survival".into()].into_iter().chain(survival));
     }
+    if let Some(fit) = &drafter.calibration {
+        lines.extend([
+            String::new(),
+            format!(
+                "Calibration of the confidences, fitted to these {} rounds: temperature of each slot, and \
+                 expected calibration error of the survival up to it, on the same rounds.",
+                fit.rounds
+            ),
+            String::new(),
+        ]);
+        row(lines, [String::new()].into_iter().chain((1..=fit.temperatures.len()).map(|s| s.to_string())));
+        rule(lines, fit.temperatures.len() + 1);
+        for (title, values) in
+            [("temperature", &fit.temperatures), ("before", &fit.ece_before), ("after", &fit.ece_after)]
+        {
+            row(lines, [title.to_owned()].into_iter().chain(values.iter().map(|x| format!("{x:.3}"))));
+        }
+    }
 }
 
-fn summary(task: &TaskReport) -> [String; 11] {
+fn summary(task: &TaskReport) -> [String; 12] {
     [
         escaped(&task.task),
         task.prompts.to_string(),
         task.rounds.to_string(),
         task.tokens.to_string(),
+        format!("{:.2}", task.drafts_per_round()),
         format!("{:.2}", task.tau),
         format!("{:.2}", task.ms_per_token),
         format!("{:.2}", task.ms_per_token_plain),

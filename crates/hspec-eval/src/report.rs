@@ -1,6 +1,7 @@
 //! The figures of an evaluation, as they are written to JSON.
 
-use crate::{Acceptance, Error, Machine, Result, bootstrap, markdown};
+use crate::{Acceptance, CalibrationFit, Error, Machine, Result, bootstrap, markdown};
+use hspec_sched::Verified;
 use serde::{Deserialize, Serialize};
 
 /// What one prompt gave, decoded plainly and with the drafter. The token that the prompt's own pass
@@ -9,6 +10,8 @@ use serde::{Deserialize, Serialize};
 pub struct PromptRun {
     /// Counts of the rounds.
     pub acceptance: Acceptance,
+    /// Confidences of the rounds, by [`Generation::verified`](hspec_core::decode::Generation::verified).
+    pub verified: Vec<Verified>,
     /// Seconds that the rounds took.
     pub seconds: f64,
     /// Those of them spent drafting.
@@ -50,6 +53,9 @@ pub struct Settings {
     pub temperature: f64,
     /// The most tokens of an answer.
     pub max_new_tokens: usize,
+    /// What decided how many drafts were verified; all were where it is absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub schedule: Option<String>,
 }
 
 /// What a drafter is.
@@ -84,6 +90,9 @@ pub struct DrafterReport {
     pub speedup_ci: [f64; 2],
     /// One entry per prompt file.
     pub tasks: Vec<TaskReport>,
+    /// The calibration that was fitted to these runs, if one was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub calibration: Option<CalibrationFit>,
 }
 
 /// Figures of one drafter on one task.
@@ -153,7 +162,8 @@ impl DrafterReport {
         let timed: Vec<_> = tasks.iter().flat_map(|(_, runs)| runs).filter(|run| run.is_timed()).collect();
         let speedup_ci = bootstrap::interval(&timed, seed, |runs| speedup(runs.iter().copied().copied()))?;
         let mean_tau = reports.iter().map(|task| task.tau).sum::<f64>() / reports.len() as f64;
-        Ok(Self { facts, mean_tau, speedup: speedup(timed.iter().copied()), speedup_ci, tasks: reports })
+        let speedup = speedup(timed.iter().copied());
+        Ok(Self { facts, mean_tau, speedup, speedup_ci, tasks: reports, calibration: None })
     }
 }
 
@@ -194,6 +204,13 @@ impl TaskReport {
             verify_ms: 1e3 * seconds(|run| run.verify_seconds) / rounds,
             same_text: runs.iter().filter(|run| run.same_text).count(),
         })
+    }
+}
+
+impl TaskReport {
+    /// Drafts verified per round; 0 without rounds.
+    pub fn drafts_per_round(&self) -> f64 {
+        self.proposed.iter().sum::<u64>() as f64 / self.rounds.max(1) as f64
     }
 }
 

@@ -4,7 +4,7 @@ use crate::{Acceptance, DrafterFacts, Error, PromptRun, Result};
 use burn::tensor::backend::Backend;
 use hspec_core::{
     TokenId,
-    decode::{Decoder, Generation, Request, SamplingParams},
+    decode::{Decoder, Generation, Request, SamplingParams, Schedule},
     drafter::Drafter,
     target::Target,
 };
@@ -40,6 +40,8 @@ pub struct Evaluation<'a, B: Backend> {
     pub drafters: &'a [Box<dyn Drafter<B>>],
     /// Drafts per round.
     pub k: usize,
+    /// Decides how many of them are verified; all are without one.
+    pub schedule: Option<&'a Schedule>,
     /// The most tokens of an answer.
     pub max_new_tokens: usize,
     /// How to sample.
@@ -118,7 +120,8 @@ impl<B: Backend> Evaluation<'_, B> {
             k: self.k,
             stop_tokens: self.stop_tokens,
         };
-        Decoder::new(self.target, drafter).generate(&request, &mut |_| ControlFlow::Continue(()))
+        let decoder = Decoder::new(self.target, drafter).scheduled(self.schedule);
+        decoder.generate(&request, &mut |_| ControlFlow::Continue(()))
     }
 }
 
@@ -149,6 +152,7 @@ impl PromptRun {
         let seconds = |g: &Generation| g.timing.total.saturating_sub(g.timing.prefill).as_secs_f64();
         Self {
             acceptance: Acceptance::of(speculative, k),
+            verified: speculative.verified.clone(),
             seconds: seconds(speculative),
             draft_seconds: speculative.timing.draft.as_secs_f64(),
             verify_seconds: speculative.timing.target.as_secs_f64(),

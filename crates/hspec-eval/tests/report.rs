@@ -11,6 +11,7 @@ fn run(rounds: &[(usize, usize)], seconds: f64, plain_seconds: f64) -> PromptRun
     let (draft_seconds, verify_seconds) = (seconds / 4.0, seconds / 2.0);
     PromptRun {
         acceptance,
+        verified: Vec::new(),
         seconds,
         draft_seconds,
         verify_seconds,
@@ -39,7 +40,8 @@ fn report() -> Report {
     let silent = run(&[], 0.0, 0.0);
     let tasks = [("gsm8k".to_owned(), gsm8k), ("a|b".to_owned(), vec![other, silent])];
     let drafter = DrafterReport::new(facts(), &tasks, 1).expect("tokens to time");
-    let settings = Settings { target: "models/t".into(), k: 2, temperature: 0.0, max_new_tokens: 128 };
+    let settings =
+        Settings { target: "models/t".into(), k: 2, temperature: 0.0, max_new_tokens: 128, schedule: None };
     let machine = Machine { cpu: "some".into(), threads: 2 };
     Report::new("abc1234".into(), machine, settings, vec![drafter])
 }
@@ -146,7 +148,7 @@ fn markdown_says_where_it_comes_from_and_what_it_counts() {
         "- commit: abc1234",
         "- target: models/t; k = 2, temperature 0, at most 128 new tokens",
         "## drafters/x (hspec)",
-        "| gsm8k | 2 | 4 | 8 | 2.00 | 100.00 | 250.00 | 2.50 | 50.00 | 100.00 | 2 of 2 |",
+        "| gsm8k | 2 | 4 | 8 | 2.00 | 2.00 | 100.00 | 250.00 | 2.50 | 50.00 | 100.00 | 2 of 2 |",
         "| task |  | 1 | 2 |",
         "| gsm8k | conditional | 0.750 (3/4) | 0.333 (1/3) |",
         "| gsm8k | survival | 0.750 | 0.250 |",

@@ -102,7 +102,20 @@ impl PrefixScheduler {
     }
 
     /// Decides about a round. Call it once per round, with every request in it.
+    ///
+    /// Of equally likely drafts that cannot all be verified, those of the request with the lowest id are: the
+    /// order of requests in the batch, which is not theirs, changes nothing.
     pub fn round(&mut self, drafted: &[Drafted<'_>]) -> Decision {
+        let mut order: Vec<usize> = (0..drafted.len()).collect();
+        order.sort_by_key(|&i| drafted[i].id);
+        let sorted: Vec<_> = order.iter().map(|&i| drafted[i]).collect();
+        let Decision { lengths: found, unusable } = self.decide(&sorted);
+        let mut lengths = vec![0; drafted.len()];
+        order.iter().zip(found).for_each(|(&i, length)| lengths[i] = length);
+        Decision { lengths, unusable }
+    }
+
+    fn decide(&mut self, drafted: &[Drafted<'_>]) -> Decision {
         let confidences: Vec<_> = drafted.iter().map(|d| d.confidences).collect();
         let survival = Survival::new(&confidences);
         let lengths = match &self.policy {

@@ -58,7 +58,10 @@ impl Survival {
 
     /// Every draft that may survive at all, most likely first: Algorithm 1's order of admission. Among
     /// equals the earlier request comes first, and within it the earlier draft, which is never less
-    /// likely than those after it: any beginning of this list is a prefix of each request's draft.
+    /// likely than those after it: any beginning of this list is a prefix of each request's draft. Two
+    /// requests of equal confidences differ in nothing but their order, so that a beginning which holds more
+    /// of one than of the other cannot follow a permutation; [`PrefixScheduler`](crate::PrefixScheduler),
+    /// which knows their ids, orders them by these first.
     pub fn ranked(&self) -> Vec<Candidate> {
         let of_request = |(request, row): (usize, &Vec<f64>)| {
             let candidate = move |(j, &survival)| Candidate { request, length: j + 1, survival };

@@ -150,21 +150,45 @@ proptest! {
         }
     }
 
+    /// Also where drafts of several requests are equally likely, of which a batch's order once chose.
     #[test]
     fn permuted_requests_get_permuted_lengths(
-        rows in confidences(), profile in staircase(), number in 0.0f64..=1.0, turn in 0usize..3,
+        rows in vec(vec(prop_oneof![3 => Just(0.5), 1 => Just(1.0), 1 => confidence()], 0..5), 1..5),
+        profile in staircase(), number in 0.0f64..=1.0, turn in 0usize..4,
+    ) {
+        let turn = turn % rows.len();
+        let rotate = |lengths: &[usize]| [&lengths[turn..], &lengths[..turn]].concat();
+        let drafted: Vec<_> = (0..).zip(&rows).map(|(id, row)| Drafted { id: 7 - id, confidences: row }).collect();
+        let rotated = [&drafted[turn..], &drafted[..turn]].concat();
+        for policy in [
+            Policy::Fixed { length: (number * 5.0) as usize },
+            Policy::Threshold { confidence: number },
+            Policy::EarlyStop { profile: profile.clone() },
+            Policy::StaleBudget { profile: profile.clone() },
+        ] {
+            let [mut plain, mut turned] = [(); 2].map(|()| PrefixScheduler::new(policy.clone()).expect("valid"));
+            // The third round is the first with a budget from confidences.
+            for _ in 0..3 {
+                prop_assert_eq!(rotate(&plain.round(&drafted).lengths), turned.round(&rotated).lengths);
+            }
+        }
+    }
+
+    /// Without ids there is nothing to tell equal requests apart by.
+    #[test]
+    fn permuted_survivals_get_permuted_lengths_where_no_two_are_equal(
+        rows in confidences(), profile in staircase(), budget in 0usize..16, turn in 0usize..3,
     ) {
         let survival = Survival::new(&rows);
         let ranked = survival.ranked();
         prop_assume!(ranked.windows(2).all(|w| w[0].survival != w[1].survival || w[0].request == w[1].request));
-        // Sums in another order of the same terms: only the order of requests changes.
         let turn = turn % rows.len();
         let rotate = |lengths: &[usize]| [&lengths[turn..], &lengths[..turn]].concat();
-        let rotated = [&rows[turn..], &rows[..turn]].concat();
-        for (plain, turned) in policies(&rows, &profile, number).iter().zip(policies(&rotated, &profile, number)) {
-            prop_assert_eq!(rotate(plain), turned);
-        }
-        let turned = whole_path(&Survival::new(&rotated), &profile);
-        prop_assert_eq!(rotate(&whole_path(&survival, &profile).lengths), turned.lengths);
+        let rotated = Survival::new(&[&rows[turn..], &rows[..turn]].concat());
+        prop_assert_eq!(rotate(&admit(&survival, budget)), admit(&rotated, budget));
+        let plan = whole_path(&survival, &profile);
+        prop_assert_eq!(rotate(&plan.lengths), whole_path(&rotated, &profile).lengths);
+        let plan = early_stop(&survival, &profile);
+        prop_assert_eq!(rotate(&plan.lengths), early_stop(&rotated, &profile).lengths);
     }
 }

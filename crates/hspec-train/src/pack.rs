@@ -5,7 +5,7 @@ use burn::tensor::{
     Int, Tensor, TensorData,
     backend::{AutodiffBackend, Backend},
 };
-use hspec_attn::{Anchor, Prefix};
+use hspec_attn::{Anchor, Position, Prefix};
 use hspec_core::TokenId;
 use hspec_nn::{Linear, RmsNorm};
 use rand::{RngExt, SeedableRng, seq::index};
@@ -152,7 +152,7 @@ impl<B: Backend> Packed<B> {
     pub fn anchors(&self, anchors: &Anchors) -> Vec<Anchor> {
         let place = |&index: &usize| {
             let position = self.positions[index];
-            Anchor { index, document: index - position, position }
+            Anchor { index, document: index - position, position: Position(position) }
         };
         anchors.index.iter().map(place).collect()
     }

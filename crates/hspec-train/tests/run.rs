@@ -254,19 +254,29 @@ fn interrupted_answers_are_continued() {
 fn recipes_that_do_not_fit_the_target_are_refused_by_field() {
     let target = target();
     for (from, to, part) in [
-        ("kv_layers = [3]", "kv_layers = [2, 3]", "attn_kv_layer_ids: found [2, 3]"),
-        ("kv_layers = [3]", "kv_layers = [4]", "its attn_kv_layer_ids has 4"),
-        ("mamba_groups = 1", "mamba_groups = 0", "mamba"),
-        ("draft_vocab = 160", "draft_vocab = 600", "draft_vocab_size: found 600"),
-        ("mask_token = 500", "mask_token = 512", "mask_token_id: found 512"),
-        ("markov_rank = 16", "markov_rank = 1000000000000", "markov_rank"),
+        ("kv_layers = [3]", "kv_layers = [2, 3]", "drafter.kv_layers: found [2, 3]"),
+        (
+            "kv_layers = [3]",
+            "kv_layers = [4]",
+            "drafter.kv_layers: found 4, expected at most 3: the target has 4 layers",
+        ),
+        ("mamba_groups = 1", "mamba_groups = 0", "drafter.mamba"),
+        ("draft_vocab = 160", "draft_vocab = 600", "drafter.draft_vocab: found 600"),
+        ("mask_token = 500", "mask_token = 512", "drafter.mask_token: found 512"),
+        ("markov_rank = 16", "markov_rank = 1000000000000", "drafter.markov_rank"),
         ("validation = 2", "validation = 14", "data.validation: found 14"),
         ("max_new_tokens = 24", "max_new_tokens = 200000", "data.max_new_tokens: found 200000"),
         ("tokens_per_step = 100", "tokens_per_step = 8", "train.tokens_per_step: found 8"),
         ("\"attention\"", "\"layers\"", "train.mlp_layers: found []"),
         ("\"attention\"", "\"layers\"\nmlp_layers = [1, 3]", "drafter.intermediate_size: found 32"),
         ("\"attention\"", "\"attention\"\nmlp_layers = [1]", "train.mlp_layers: found [1]"),
-        ("mamba mlp mamba", "mamba mlp conv", "block_pattern"),
+        ("mamba mlp mamba", "mamba mlp conv", "drafter.block_pattern"),
+        (
+            "fusion_layers = [1, 2, 3]",
+            "fusion_layers = [5]",
+            "drafter.fusion_layers: found 5, expected at most 4",
+        ),
+        ("mamba_heads = 2", "mamba_heads = 100000000", "drafter.mamba_heads"),
     ] {
         let recipe = recipe(|r| r.replace(from, to));
         let error = hspec_train::warm::check(&recipe, &target, 14, Path::new("recipe.toml")).unwrap_err();

@@ -14,7 +14,7 @@ use crate::progress::Progress;
 use anyhow::Context;
 use burn::tensor::{Distribution, Int, Tensor, TensorData, backend::Backend};
 use comfy_table::{Table, presets::UTF8_FULL_CONDENSED};
-use hspec_attn::{Anchor, Prefix};
+use hspec_attn::{Anchor, Position, Prefix};
 use hspec_core::{
     TokenId,
     config::TargetConfig,
@@ -165,7 +165,7 @@ impl Place {
         let anchor = |i: usize| Anchor {
             index: (i + 1) * self.prefix,
             document: i * self.prefix,
-            position: self.prefix,
+            position: Position(self.prefix),
         };
         (0..self.concurrency).map(anchor).collect()
     }
@@ -321,6 +321,6 @@ mod tests {
             hspec_attn::BlockRule { window: None, rule: hspec_attn::WindowRule::Training, causal: false };
         let seen: Vec<_> = anchors.iter().map(|a| rule.prefix(a, 0)).collect();
         assert_eq!(seen, [0..5, 5..10, 10..15]);
-        assert!(anchors.iter().all(|a| a.position == 5));
+        assert!(anchors.iter().all(|a| a.position == hspec_attn::Position(5)));
     }
 }

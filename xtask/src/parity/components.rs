@@ -6,7 +6,9 @@ use super::{
 };
 use anyhow::Context;
 use burn::tensor::{Int, Tensor, TensorData, backend::Backend};
-use hspec_attn::{Anchor, BlockRope, BlockRule, Prefix, PrefixAttention, Rope, RopeScaling, WindowRule};
+use hspec_attn::{
+    Anchor, BlockRope, BlockRule, Position, Prefix, PrefixAttention, Rope, RopeScaling, WindowRule,
+};
 use hspec_heads::{
     BlockConv, CandidateSelector, CausalCorrection, ConfidenceHead, DominoConfig, DominoHead, MarkovHead,
     MarkovKind,
@@ -109,6 +111,7 @@ fn attention<B: Backend>(golden: &Fixture, device: &B::Device, to: &mut Findings
         let anchors: Vec<Anchor> =
             anchors.iter().map(|a| Anchor::at(a.as_u64().unwrap_or_default() as usize)).collect();
         let positions = golden.usizes(&at("position_ids"))?;
+        let positions: Vec<Position> = positions.into_iter().map(Position).collect();
         let rope = Rope::new(number("rope_theta")?, d, RopeScaling::None);
         let rope =
             BlockRope { q: rope.tables(&positions, heads, device), k: rope.tables(&positions, kv, device) };

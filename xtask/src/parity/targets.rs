@@ -4,6 +4,7 @@
 use super::{findings::Findings, fixture::Fixture};
 use anyhow::Context;
 use burn::tensor::{Tensor, backend::Backend};
+use hspec_attn::Position;
 use hspec_core::{
     TokenId,
     target::{Rows, Target, Want},
@@ -50,6 +51,7 @@ fn compare<B: Backend>(
     let mut cache = target.cache(batch, t);
     cache.set_starts(counts.chunks(t).map(|row| row.iter().filter(|c| !**c).count()).collect());
     let positions = golden.usizes(&format!("{case}.position_ids"))?;
+    let positions: Vec<Position> = positions.into_iter().map(Position).collect();
     let want = Want { logits: Rows::All, hidden: &[] };
     let found = host(target.forward_at(&ids, &positions, &mut cache, &want)?.logits)?;
     let reference = golden.f32s(&format!("{case}.logits"))?;

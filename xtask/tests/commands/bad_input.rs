@@ -3,8 +3,8 @@
 use crate::scene::Scene;
 use burn::tensor::TensorData;
 
-const FAILED: i32 = 1;
-const USAGE: i32 = 2;
+pub const FAILED: i32 = 1;
+pub const USAGE: i32 = 2;
 
 const PLAIN: &[&str] =
     &["generate", "--target", "target", "--prompt", "w1 w2 w3 w4 w5", "--max-new-tokens", "3"];
@@ -25,7 +25,7 @@ const EVAL: &[&str] = &[
 ];
 
 #[track_caller]
-fn refused(scene: &Scene, args: &[&str], code: i32, parts: &[&str]) {
+pub fn refused(scene: &Scene, args: &[&str], code: i32, parts: &[&str]) {
     let ended = scene.run(args);
     let message = &ended.stderr;
     assert_eq!(ended.code, Some(code), "{args:?}: {message}");

@@ -9,5 +9,6 @@ mod checkpoints;
 #[cfg(unix)]
 mod measure;
 mod scene;
+mod schedules;
 #[path = "../../../crates/hspec-eval/tests/runner/support.rs"]
 mod support;

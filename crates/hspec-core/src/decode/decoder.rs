@@ -10,7 +10,7 @@ use crate::{
 };
 use burn::tensor::{Tensor, backend::Backend};
 use hspec_attn::KvCache;
-use hspec_sched::draft_length;
+use hspec_sched::{Verified, draft_length};
 use std::{
     ops::ControlFlow,
     time::{Duration, Instant},
@@ -83,6 +83,9 @@ pub struct Generation {
     pub finish: Finish,
     /// Speculative rounds, in order; plain steps are not among them.
     pub rounds: Vec<Round>,
+    /// For a drafter with a confidence head: per speculative round, what it said of the drafts verified and
+    /// how many were accepted; cut as the round is.
+    pub verified: Vec<Verified>,
     /// Target passes after the prompt's.
     pub target_passes: usize,
     /// Confidences that were no probabilities; a schedule takes them for 0.
@@ -105,10 +108,10 @@ impl<'a, B: Backend> Decoder<'a, B> {
         Self { target, drafter, schedule: None }
     }
 
-    /// Verifies only the drafts that a schedule admits, not all of them; the output law is the same.
+    /// Verifies only the drafts that a schedule admits, all of them without one; the output law is the same.
     #[must_use]
-    pub fn scheduled(self, schedule: &'a Schedule) -> Self {
-        Self { schedule: Some(schedule), ..self }
+    pub fn scheduled(self, schedule: impl Into<Option<&'a Schedule>>) -> Self {
+        Self { schedule: schedule.into(), ..self }
     }
 
     /// Decodes a request; `emit` sees tokens as they are final and may stop it.
@@ -158,6 +161,7 @@ impl<'a, B: Backend> Decoder<'a, B> {
                 tokens: Vec::new(),
                 finish: Finish::Length,
                 rounds: Vec::new(),
+                verified: Vec::new(),
                 target_passes: 0,
                 unusable_confidences: 0,
                 timing: Timing::default(),
@@ -287,10 +291,15 @@ impl<B: Backend> Run<'_, B> {
         let verdict = verify(&drafts, row, first, chance)?;
         let mut new = tokens[..verdict.accepted].to_vec();
         let stop = new.iter().position(|t| self.request.stop_tokens.contains(t));
-        self.out.rounds.push(match stop {
+        let round = match stop {
             Some(at) => Round { proposed: at + 1, accepted: at + 1, stopped: true },
             None => Round { proposed: tokens.len(), accepted: verdict.accepted, stopped: false },
-        });
+        };
+        self.out.rounds.push(round);
+        if !proposal.confidence.is_empty() {
+            let logits = proposal.confidence.iter().take(round.proposed).map(|&z| f64::from(z)).collect();
+            self.out.verified.push(Verified { logits, accepted: round.accepted });
+        }
         new.push(verdict.next);
         // What the target wrote for rejected drafts is forgotten, and the drafter never hears of them.
         self.cache.truncate(position + 1 + verdict.accepted);

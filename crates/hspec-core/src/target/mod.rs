@@ -7,7 +7,7 @@ mod random;
 use crate::{Error, Result, TokenId, config::TargetConfig};
 use burn::tensor::{Tensor, backend::Backend};
 pub use hspec_attn::KvCache;
-use hspec_attn::{CausalMask, Rope};
+use hspec_attn::{CausalMask, Position, Rope};
 pub use hspec_nn::WeightStorage;
 use hspec_nn::{Linear, RmsNorm};
 use layer::{Layer, Step};
@@ -105,9 +105,9 @@ impl<B: Backend> Target<B> {
     pub fn forward(&self, ids: &[TokenId], cache: &mut KvCache<B>, want: &Want<'_>) -> Result<Pass<B>> {
         let batch = cache.batch();
         let t = ids.len() / batch;
-        let positions: Vec<usize> = (0..batch)
+        let positions: Vec<Position> = (0..batch)
             .flat_map(|r| (0..t).map(move |i| (r, i)))
-            .map(|(r, i)| (cache.len() + i).saturating_sub(cache.start(r)))
+            .map(|(r, i)| cache.position(r, cache.len() + i))
             .collect();
         self.forward_at(ids, &positions, cache, want)
     }
@@ -119,7 +119,7 @@ impl<B: Backend> Target<B> {
     pub fn forward_at(
         &self,
         ids: &[TokenId],
-        positions: &[usize],
+        positions: &[Position],
         cache: &mut KvCache<B>,
         want: &Want<'_>,
     ) -> Result<Pass<B>> {
@@ -130,7 +130,7 @@ impl<B: Backend> Target<B> {
             let n = CHUNK.min(t - from);
             let of = |r: usize| r * t + from..r * t + from + n;
             let ids: Vec<TokenId> = (0..batch).flat_map(|r| &ids[of(r)]).copied().collect();
-            let positions: Vec<usize> = (0..batch).flat_map(|r| &positions[of(r)]).copied().collect();
+            let positions: Vec<Position> = (0..batch).flat_map(|r| &positions[of(r)]).copied().collect();
             let last = from + n == t;
             let logits = match want.logits {
                 Rows::Last if !last => Rows::None,
@@ -154,7 +154,7 @@ impl<B: Backend> Target<B> {
     fn check(
         &self,
         ids: &[TokenId],
-        positions: &[usize],
+        positions: &[Position],
         cache: &KvCache<B>,
         hidden: &[usize],
     ) -> Result<usize> {
@@ -185,7 +185,7 @@ impl<B: Backend> Target<B> {
     fn chunk(
         &self,
         ids: &[TokenId],
-        positions: &[usize],
+        positions: &[Position],
         cache: &mut KvCache<B>,
         want: &Want<'_>,
     ) -> Pass<B> {

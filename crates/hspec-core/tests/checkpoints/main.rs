@@ -5,6 +5,7 @@
 mod export;
 mod folder;
 mod inspect;
+mod lent;
 
 use hspec_core::{
     TokenId,

@@ -6,7 +6,7 @@ use burn::{
     module::{Module, ModuleVisitor, Param},
     tensor::{Distribution, Int, Tensor, TensorData, backend::AutodiffBackend},
 };
-use hspec_attn::{Anchor, Prefix};
+use hspec_attn::{Anchor, Position, Prefix};
 use hspec_core::{
     TokenId,
     config::TargetConfig,
@@ -32,8 +32,8 @@ impl Packed {
         Self {
             anchors: vec![
                 Anchor::at(18),
-                Anchor { index: 24, document: 20, position: 4 },
-                Anchor { index: 41, document: 20, position: 21 },
+                Anchor { index: 24, document: 20, position: Position(4) },
+                Anchor { index: 41, document: 20, position: Position(21) },
             ],
             tokens: [7, 300, 11].map(TokenId).to_vec(),
             seeds: Tensor::random([3, 2 * target.hidden_size], Distribution::Normal(0.0, 1.0), &device),

@@ -60,6 +60,7 @@ fn evaluation<'a>(target: &'a Target<B>, drafters: &'a [Box<dyn Drafter<B>>]) ->
         target,
         drafters,
         k: 7,
+        schedule: None,
         max_new_tokens: NEW,
         sampling: SamplingParams::greedy(),
         seed: 0,

@@ -30,6 +30,7 @@ pub fn random_drafter<B: Backend>(target: &Target<B>) -> HSpec<B> {
         "mamba_num_heads": 2,
         "mamba_head_dim": 16,
         "markov_rank": 4,
+        "enable_confidence_head": true,
         "transformer_layer_config": {
             "vocab_size": c.vocab_size,
             "hidden_size": c.hidden_size,

@@ -256,7 +256,16 @@ pub(super) fn config(
         },
         extra: extra(s),
     };
-    config.validate(file)?;
+    config.validate(file).map_err(layers::in_recipe)?;
+    let count = t.num_hidden_layers;
+    for (field, ids, last) in
+        [("drafter.kv_layers", &s.kv_layers, count - 1), ("drafter.fusion_layers", &s.fusion_layers, count)]
+    {
+        if let Some(id) = ids.iter().find(|&&id| id > last) {
+            let expected = format!("at most {last}: the target has {count} layers");
+            return Err(Error::invalid(file, field, id.to_string(), expected));
+        }
+    }
     config.check_target(t)?;
     Ok(config)
 }

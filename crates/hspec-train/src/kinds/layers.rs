@@ -72,3 +72,20 @@ pub(super) fn check_warm_start(layers: usize, train: &Loop, file: &Path) -> Resu
     };
     Err(Error::invalid(file, "train.start_layers", format!("{given:?}"), expected))
 }
+
+/// What is wrong with a checkpoint's field, told of the recipe's field that gave its value.
+pub(super) fn in_recipe(error: Error) -> Error {
+    let Error::Invalid { file, field, found, expected } = error else { return error };
+    let own = match field.strip_prefix("transformer_layer_config.").unwrap_or(&field) {
+        "latent_fusion_layer_ids" => "fusion_layers",
+        "attn_kv_layer_ids" => "kv_layers",
+        "mamba_num_heads" => "mamba_heads",
+        "mamba_d_state" => "mamba_state",
+        "mamba_n_groups" => "mamba_groups",
+        "mamba_conv_kernel" => "mamba_conv",
+        "draft_vocab_size" => "draft_vocab",
+        "mask_token_id" => "mask_token",
+        same => same,
+    };
+    Error::Invalid { file, field: format!("drafter.{own}"), found, expected }
+}

@@ -9,6 +9,7 @@ use crate::{
     config::LayerConfig,
     drafter::{
         Format,
+        files::SPECULATORS_VERSION,
         stated::{TargetFacts, usage},
     },
 };
@@ -167,7 +168,10 @@ fn speculators(
 ) -> SpeculatorsFile {
     let heads = shape.markov.is_some() || shape.confidence;
     let (kind, class) = if heads { ("dspark", "DSparkDraftModel") } else { ("dflash", "DFlashDraftModel") };
-    let mut extra = Map::from_iter([("tie_word_embeddings".to_owned(), json!(false))]);
+    let mut extra = Map::from_iter([
+        ("tie_word_embeddings".to_owned(), json!(false)),
+        ("speculators_version".to_owned(), json!(SPECULATORS_VERSION)),
+    ]);
     // For the way back.
     for (key, value) in [
         ("num_anchors", known(config, "num_anchors")),

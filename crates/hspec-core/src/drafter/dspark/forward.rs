@@ -6,7 +6,7 @@ use crate::{
     drafter::{DraftVocab, correction::Correction, walk::ids},
 };
 use burn::tensor::{Int, Tensor, backend::Backend};
-use hspec_attn::{Anchor, BlockRope, Prefix};
+use hspec_attn::{Anchor, BlockRope, Position, Prefix};
 use hspec_heads::{CausalCorrection, DominoHead};
 use std::path::Path;
 
@@ -53,7 +53,8 @@ impl<B: Backend> DSpark<B> {
     /// Each layer's keys and values of context vectors `[T, H]` at their positions: twice
     /// `[T, kv_heads, head_dim]`.
     pub fn context(&self, fused: &Tensor<B, 2>, positions: &[usize]) -> Vec<(Tensor<B, 3>, Tensor<B, 3>)> {
-        let rope = self.shape.rope.tables(positions, self.shape.num_key_value_heads, &fused.device());
+        let positions: Vec<Position> = positions.iter().copied().map(Position).collect();
+        let rope = self.shape.rope.tables(&positions, self.shape.num_key_value_heads, &fused.device());
         self.model.layers.iter().map(|layer| layer.self_attn.context(fused.clone(), &rope)).collect()
     }
 
@@ -63,7 +64,7 @@ impl<B: Backend> DSpark<B> {
         let slots = self.shape.block_size;
         let mut h = self.embed(tokens);
         let device = h.device();
-        let positions: Vec<usize> =
+        let positions: Vec<Position> =
             anchors.iter().flat_map(|a| (0..slots).map(move |t| a.position + t)).collect();
         let tables = |heads| self.shape.rope.tables(&positions, heads, &device);
         let rope = BlockRope {

@@ -3,7 +3,7 @@
 use super::DSpark;
 use crate::{TokenId, drafter::walk::ids};
 use burn::tensor::{Int, Tensor, backend::Backend};
-use hspec_attn::{Anchor, Prefix};
+use hspec_attn::{Anchor, Position, Prefix};
 
 /// Documents side by side with what the target computed for them.
 #[derive(Debug, Clone)]
@@ -40,8 +40,10 @@ impl<B: Backend> DSpark<B> {
             .into_iter()
             .map(|(keys, values)| Prefix { keys: keys.swap_dims(0, 1), values: values.swap_dims(0, 1) })
             .collect();
-        let place =
-            |&index: &usize| Anchor { index, document: row.documents[index], position: row.positions[index] };
+        let place = |&index: &usize| {
+            let position = Position(row.positions[index]);
+            Anchor { index, document: row.documents[index], position }
+        };
         let places: Vec<Anchor> = anchors.iter().map(place).collect();
         let tokens: Vec<TokenId> = anchors.iter().map(|&a| row.ids[a]).collect();
         let hidden = self.forward(&places, &tokens, &prefixes);

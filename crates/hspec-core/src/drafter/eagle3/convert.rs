@@ -6,6 +6,7 @@ use crate::{
     config::LayerConfig,
     drafter::{
         Format,
+        files::SPECULATORS_VERSION,
         stated::{TargetFacts, usage},
     },
 };
@@ -116,6 +117,7 @@ fn speculators(file: &DeepSpecFile, shape: &Eagle3Shape, target: Option<&TargetF
     let mut extra = Map::from_iter([
         ("architectures".to_owned(), json!(["Eagle3DraftModel"])),
         ("tie_word_embeddings".to_owned(), json!(false)),
+        ("speculators_version".to_owned(), json!(SPECULATORS_VERSION)),
         // For the way back.
         ("num_target_layers".to_owned(), json!(file.num_target_layers)),
     ]);

@@ -39,6 +39,7 @@ pub use ttt::{Context, Pairs, TttStep};
 use super::{DraftVocab, Footprint, walk::ids};
 use crate::TokenId;
 use burn::tensor::{Tensor, backend::Backend};
+use hspec_attn::Position;
 use hspec_nn::params;
 use model::Rotation;
 
@@ -83,9 +84,10 @@ impl<B: Backend> Eagle3<B> {
         attend: &mut dyn FnMut(usize, Heads<B>) -> Tensor<B, 2>,
     ) -> Tensor<B, 2> {
         let (shape, device) = (&self.shape, states.device());
+        let positions: Vec<Position> = positions.iter().copied().map(Position).collect();
         let rotation = Rotation {
-            q: shape.rope.tables(positions, shape.num_attention_heads, &device),
-            k: shape.rope.tables(positions, shape.num_key_value_heads, &device),
+            q: shape.rope.tables(&positions, shape.num_attention_heads, &device),
+            k: shape.rope.tables(&positions, shape.num_key_value_heads, &device),
         };
         let embedded = self.model.embed_tokens.forward(ids(tokens, &device));
         let mut h = states;

@@ -14,7 +14,7 @@ use crate::{
     config::{HSpecConfig, SeedMode},
 };
 use burn::tensor::{DType, Int, Tensor, TensorData, backend::Backend};
-use hspec_attn::{Anchor, BlockRope, BlockRule, Prefix, Rope, WindowRule};
+use hspec_attn::{Anchor, BlockRope, BlockRule, Position, Prefix, Rope, WindowRule};
 use hspec_heads::{BlockConv, CausalCorrection};
 use std::path::Path;
 
@@ -120,7 +120,7 @@ impl<B: Backend> HSpec<B> {
             SeedMode::Shared => self.seed_state(fused.as_ref(), 0),
             SeedMode::PerLayer | SeedMode::Once => None,
         };
-        let positions: Vec<usize> =
+        let positions: Vec<Position> =
             blocks.anchors.iter().flat_map(|a| (0..k).map(move |t| a.position + t)).collect();
         let (mut mamba, mut attention) = (0, 0);
         let mut tables: Vec<(&Rope, BlockRope<B>)> = Vec::new();
