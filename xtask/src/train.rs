@@ -62,6 +62,9 @@ pub(crate) struct Args {
     /// Stop training after this time, behind a whole step and with a checkpoint.
     #[arg(long, value_name = "N", value_parser = minutes)]
     max_minutes: Option<Duration>,
+    /// Devices that share a step's rows, at most the recipe's accumulate.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
+    devices: u16,
     #[command(flatten)]
     backend: Common,
 }
@@ -75,6 +78,17 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if args.resume && !out.join("recipe.toml").exists() {
         eprintln!("there is no run in {} to continue: starting one", out.display());
     }
+    let rows = recipe.train.accumulate;
+    anyhow::ensure!(
+        usize::from(args.devices) <= rows,
+        "--devices: found {}, and a step of {} has {rows} rows to share: set train.accumulate",
+        args.devices,
+        args.recipe.display(),
+    );
+    anyhow::ensure!(
+        args.devices == 1 || cfg!(feature = "collective"),
+        "--devices: not built in; run `cargo run --release -p xtask --features collective -- train ...`"
+    );
     probe(&out)?;
     let run = Run {
         recipe_file: &args.recipe,
@@ -82,6 +96,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         resume: args.resume,
         init: args.init.as_deref(),
         limit: args.max_minutes,
+        #[cfg(feature = "collective")]
+        devices: args.devices,
     };
     let Finish { step, steps } = with_backend!(args.backend, |B, device| {
         let model = Model::<B>::load(args.target.as_deref(), &device)?;
@@ -144,6 +160,9 @@ pub(crate) struct Run<'a> {
     pub(crate) init: Option<&'a Path>,
     /// Time after which to stop.
     pub(crate) limit: Option<Duration>,
+    /// Devices that share a step's rows.
+    #[cfg(feature = "collective")]
+    pub(crate) devices: u16,
 }
 
 impl Run<'_> {
@@ -167,11 +186,31 @@ impl Run<'_> {
             target_name: &name,
             stop_tokens: &model.eos,
             init: self.init,
+            #[cfg(feature = "collective")]
+            devices: &devices::<B>(model.target.device(), self.devices)?,
             limit: self.limit,
         };
         let mut watch = Watch { progress: None, last: Instant::now(), tau: 0.0 };
         Ok(trainer.run(&answers, &dir, &mut |event| watch.tell(event))?)
     }
+}
+
+/// The first `n` devices of a kind, from the given one. Where the kind has one device only, as a CPU is, all
+/// are that one.
+#[cfg(feature = "collective")]
+fn devices<B: Backend>(first: &B::Device, n: u16) -> anyhow::Result<Vec<B::Device>> {
+    use burn::prelude::DeviceOps;
+    let mut id = first.to_id();
+    let there = B::device_count(id.type_id);
+    if there <= 1 {
+        return Ok(vec![first.clone(); n.into()]);
+    }
+    anyhow::ensure!(usize::from(n) <= there, "--devices: found {n}, and there are {there}");
+    let device = |i| {
+        id.index_id = i;
+        B::Device::from_id(id)
+    };
+    Ok((0..n).map(device).collect())
 }
 
 /// The prompts that the recipe picks, as tokens.

@@ -166,7 +166,9 @@ mod tests {
             let x: Vec<f32> = (0..4 * 6).map(|i| (i as f32 * 0.7).sin()).collect();
             let data = TensorData::new(x, [4, 6]);
             let device = Default::default();
-            let plain = rope.tables::<B>(&[2, 9].map(Position), 2, &device).apply(Tensor::from_data(data.clone(), &device));
+            let plain = rope
+                .tables::<B>(&[2, 9].map(Position), 2, &device)
+                .apply(Tensor::from_data(data.clone(), &device));
             let device = Default::default();
             let tables = rope.tables::<burn_flex::Flex>(&[2, 9].map(Position), 2, &device);
             let fast = tables.apply(Tensor::from_data(data, &device));

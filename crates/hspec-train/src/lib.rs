@@ -24,6 +24,8 @@
 //! assert!(l.tv.into_scalar() < 1e-6);
 //! ```
 
+#[cfg(feature = "collective")]
+pub mod devices;
 mod events;
 pub mod features;
 mod feed;
@@ -41,7 +43,7 @@ pub mod responses;
 pub mod run_dir;
 pub mod schedule;
 pub mod select;
-mod step;
+pub mod step;
 pub mod target_cache;
 pub mod trainer;
 pub mod vocab;

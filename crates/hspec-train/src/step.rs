@@ -16,21 +16,36 @@ use hspec_core::{Error, Result};
 
 /// One row of a step.
 #[derive(Debug)]
-pub(crate) struct Row<B: Backend> {
+pub struct Row<B: Backend> {
+    /// Its documents and what the target computed for them.
     pub packed: Packed<B>,
+    /// What is drawn in it.
     pub draw: Draw,
+}
+
+impl<B: Backend> Row<B> {
+    /// The row on another device.
+    pub fn to_device(self, device: &B::Device) -> Self {
+        Self { packed: self.packed.to_device(device), draw: self.draw }
+    }
 }
 
 /// What the rows of a step add up to. Terms are weighted by their row's denominator.
 #[derive(Debug, Default)]
-pub(crate) struct Tally {
+pub struct Tally {
     /// Sum of the denominators.
     pub count: f64,
+    /// The objective.
     pub total: f64,
+    /// Cross-entropy.
     pub ce: f64,
+    /// Total variation distance.
     pub tv: f64,
+    /// Divergence.
     pub kl: f64,
+    /// Confidence loss.
     pub confidence: f64,
+    /// Agreement per slot.
     pub agreement: Agreement,
     /// Blocks drafted from.
     pub blocks: usize,
@@ -39,7 +54,8 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
-    pub(crate) fn add(&mut self, other: &Self) {
+    /// Adds what other rows add up to.
+    pub fn add(&mut self, other: &Self) {
         for (mine, theirs) in [
             (&mut self.count, other.count),
             (&mut self.total, other.total),
@@ -57,14 +73,16 @@ impl Tally {
 }
 
 /// Gradients times their rows' denominators, summed.
-pub(crate) struct Sum {
+pub struct Sum {
+    /// By parameter.
     pub grads: GradientsParams,
+    /// The values.
     pub tally: Tally,
 }
 
 impl Sum {
     /// The gradients of the step.
-    pub(crate) fn mean<B: AutodiffBackend, L: Learner<B>>(mut self, learner: &L) -> (GradientsParams, Tally) {
+    pub fn mean<B: AutodiffBackend, L: Learner<B>>(mut self, learner: &L) -> (GradientsParams, Tally) {
         scale(learner.module(), &mut self.grads, 1.0 / self.tally.count);
         (self.grads, self.tally)
     }
@@ -74,7 +92,7 @@ impl Sum {
 ///
 /// # Errors
 /// A loss that is not finite, with the first parameter that is not.
-pub(crate) fn sum<B: AutodiffBackend, L: Learner<B>>(
+pub fn sum<B: AutodiffBackend, L: Learner<B>>(
     learner: &L,
     rows: Vec<Row<B::InnerBackend>>,
     judge: &Judge<B::InnerBackend>,

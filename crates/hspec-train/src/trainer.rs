@@ -6,12 +6,13 @@ use crate::{
     features::FeatureStore,
     feed::{self, Pack, feed},
     kinds::{Learner, Start},
+    loss::LossConfig,
     optim::{Optimizers, check_finite},
     pack::{Draw, Judge},
     recipe::{Recipe, Shape},
     responses::Response,
     run_dir::{Progress, RunDir},
-    step::{self, Row},
+    step::{self, Row, Sum},
     vocab, warm,
 };
 use burn::tensor::backend::{AutodiffBackend, Backend};
@@ -43,6 +44,9 @@ pub struct Trainer<'a, B: AutodiffBackend> {
     pub stop_tokens: &'a [TokenId],
     /// A drafter to start from instead of a fresh one.
     pub init: Option<&'a Path>,
+    /// Devices that share the rows of a step, the target's first; one, or none, for the target's alone.
+    #[cfg(feature = "collective")]
+    pub devices: &'a [B::Device],
     /// Time after which the run stops behind a step, with a checkpoint.
     pub limit: Option<Duration>,
 }
@@ -230,7 +234,7 @@ impl<B: AutodiffBackend> Trainer<'_, B> {
         let supervised: usize =
             rows.iter().map(|row| row.packed.loss_mask.iter().filter(|m| **m).count()).sum();
         let config = self.recipe.train.objective();
-        let Some(sum) = step::sum(&state.learner, rows, judge, &config)? else { return Ok(None) };
+        let Some(sum) = self.sum(&state.learner, rows, judge, &config)? else { return Ok(None) };
         let (grads, tally) = sum.mean(&state.learner);
         let (module, grad_norm) = state.optimizers.step(scale, state.learner.module().clone(), grads)?;
         state.learner.replace(module);
@@ -252,6 +256,20 @@ impl<B: AutodiffBackend> Trainer<'_, B> {
             tokens_per_second: 0.0,
             seconds: 0.0,
         }))
+    }
+
+    fn sum<L: Learner<B>>(
+        &self,
+        learner: &L,
+        rows: Vec<Row<B::InnerBackend>>,
+        judge: &Judge<B::InnerBackend>,
+        config: &LossConfig,
+    ) -> Result<Option<Sum>> {
+        #[cfg(feature = "collective")]
+        if self.devices.len() > 1 {
+            return crate::devices::sum(learner, rows, judge, config, self.devices);
+        }
+        step::sum(learner, rows, judge, config)
     }
 
     fn split<'r>(&self, responses: &'r [Response]) -> Result<(&'r [Response], &'r [Response])> {

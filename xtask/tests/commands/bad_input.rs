@@ -262,6 +262,14 @@ fn recipes() {
             (&recipe("[train]", "[train]\nsteppes = 5"), &["recipe.toml: recipe", "steppes"]),
             (&recipe("\"muon\"", "\"adam\""), &["recipe.toml: recipe", "adam"]),
             (
+                &recipe("[drafter]", "[drafter]\nkind = \"dflash\""),
+                &["recipe.toml: recipe", "a drafter of kind dflash: unknown field `block_pattern`"],
+            ),
+            (
+                &recipe("[drafter]", "[drafter]\nkind = \"medusa\""),
+                &["recipe.toml: recipe", "medusa", "peagle"],
+            ),
+            (
                 &recipe("steps = 100", "steps = 0"),
                 &["recipe.toml: train.steps: found 0, expected at least 1"],
             ),

@@ -6,6 +6,7 @@
 mod answers;
 mod bad_input;
 mod checkpoints;
+mod killed;
 #[cfg(unix)]
 mod measure;
 mod scene;

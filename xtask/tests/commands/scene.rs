@@ -77,6 +77,15 @@ impl Scene {
         write_safetensors(&file, &tensors, StoreAs::F32).unwrap();
     }
 
+    /// A command in the folder.
+    pub fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_xtask"));
+        command.args(args).current_dir(self.dir.path()).env_remove("RUST_LOG").env_remove("HSPEC_MODELS");
+        // Without cargo's variable the folder itself counts as the workspace.
+        command.env_remove("CARGO_MANIFEST_DIR");
+        command
+    }
+
     /// Runs a command in the folder.
     pub fn run(&self, args: &[&str]) -> Ended {
         self.run_with(args, &[])
@@ -84,11 +93,7 @@ impl Scene {
 
     /// Runs a command in the folder with some variables set.
     pub fn run_with(&self, args: &[&str], variables: &[(&str, &str)]) -> Ended {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_xtask"));
-        command.args(args).current_dir(self.dir.path()).env_remove("RUST_LOG").env_remove("HSPEC_MODELS");
-        // Without cargo's variable the folder itself counts as the workspace.
-        command.env_remove("CARGO_MANIFEST_DIR").envs(variables.iter().copied());
-        let output = command.output().unwrap();
+        let output = self.command(args).envs(variables.iter().copied()).output().unwrap();
         let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
         Ended { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
     }

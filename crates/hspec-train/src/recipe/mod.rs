@@ -119,12 +119,45 @@ mod tests {
     }
 
     #[test]
+    fn every_kind_reads_what_it_writes() {
+        let block = "layers = 1\nfeature_layers = [1]\nintermediate_size = 8\nmask_token = 3";
+        let selector = "conv_kernel_size = 2\nconv_group_size = 2\nselector_rank = 2\nselector_top_k = 2";
+        let eagle = "feature_layers = [1]\nintermediate_size = 8\ndraft_vocab = 16";
+        let train = &MINIMAL[MINIMAL.find("[train]").unwrap()..];
+        for (kind, keys) in [
+            ("dspark", format!("{block}\ndraft_vocab = 16\nmarkov_rank = 2")),
+            ("dflash", format!("{block}\ndraft_vocab = 16\nsliding_window = 4")),
+            ("dflash2", format!("{block}\n{selector}")),
+            ("domino", format!("{block}\nemb_dim = 2\ngru_hidden_dim = 2")),
+            ("eagle3", eagle.to_owned()),
+            ("peagle", format!("{eagle}\nmask_token = 3")),
+        ] {
+            let text = format!("[drafter]\nkind = \"{kind}\"\n{keys}\n{train}\ngamma = inf");
+            let recipe = read(&text).unwrap();
+            let resolved = recipe.resolved();
+            assert!(resolved.contains(&format!("kind = \"{kind}\"")), "{resolved}");
+            assert_eq!(read(&resolved).unwrap(), recipe, "{resolved}");
+        }
+        let domino = "markov_rank = 4\ndomino = { emb_dim = 2, gru_hidden_dim = 2 }";
+        let recipe = read(&MINIMAL.replace("markov_rank = 4", domino)).unwrap();
+        assert_eq!(read(&recipe.resolved()).unwrap(), recipe);
+    }
+
+    #[test]
     fn unknown_keys_and_bad_numbers_are_named() {
         for (from, to, part) in [
             ("steps = 4", "steps = 4\nsteppes = 5", "steppes"),
             ("steps = 4", "steps = 0", "train.steps: found 0"),
             ("lr = 1e-3", "lr = nan", "train.lr: found NaN"),
             ("\"adamw\"", "\"adam\"", "adam"),
+            ("[drafter]", "[drafter]\nkind = \"medusa\"", "found \"medusa\", expected hspec, dspark"),
+            ("[drafter]", "[drafter]\nlayers = 2", "kind hspec: unknown field `layers`"),
+            ("[drafter]", "[drafter]\nkind = \"dflash\"", "kind dflash: unknown field `block_pattern`"),
+            ("steps = 4", "steps = 4\nepochs = 2", "train.steps: found 4, expected none beside epochs"),
+            ("steps = 4", "", "train.steps: found nothing, expected steps or epochs"),
+            ("ce = 0.1\n        tv = 0.9", "", "train.ce: found 0"),
+            ("lr = 1e-3", "lr = 1e-3\naccumulate = 0", "train.accumulate: found 0"),
+            ("lr = 1e-3", "lr = 1e-3\ngamma = nan", "train.gamma: found NaN"),
         ] {
             let error = read(&MINIMAL.replace(from, to)).unwrap_err().to_string();
             assert!(error.contains(part), "{error}");

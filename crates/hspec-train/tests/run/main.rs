@@ -2,6 +2,11 @@
 
 #![allow(clippy::unwrap_used)] // a test may panic
 
+mod kinds;
+mod recipes;
+mod rows;
+mod stops;
+
 use burn::backend::Autodiff;
 use hspec_core::{
     TokenId,
@@ -93,17 +98,20 @@ fn train(target: &Target<B>, recipe: &Recipe, responses: &[Response], dir: &Path
         target_name: "llama31-tiny",
         stop_tokens: &[TokenId(2)],
         init: None,
+        #[cfg(feature = "collective")]
+        devices: &[],
         limit: None,
     };
     let mut losses = Vec::new();
-    trainer
-        .run(responses, &dir, &mut |event| {
-            if let Event::Step(metrics) = event {
-                losses.push(metrics.loss);
-            }
-        })
-        .unwrap();
+    trainer.run(responses, &dir, &mut |event| losses.extend(loss(&event))).unwrap();
     losses
+}
+
+fn loss(event: &Event<'_>) -> Option<f64> {
+    match event {
+        Event::Step(metrics) => Some(metrics.loss),
+        _ => None,
+    }
 }
 
 fn identity(target: &Target<B>) -> Identity {
@@ -169,6 +177,15 @@ fn another_recipe_or_a_used_folder_is_refused() {
     let other = self::recipe(|r| r.replace("steps = 8", "steps = 9"));
     let error = RunDir::open(dir.path(), &other, &identity, true).unwrap_err().to_string();
     assert!(error.contains("train.steps: found 9, expected 8, with which the run began"), "{error}");
+    for (from, to, part) in [
+        ("tokens_per_step = 100", "tokens_per_step = 120", "train.tokens_per_step: found 120, expected 100"),
+        ("anchors_per_step = 24", "anchors_per_step = 12", "train.anchors_per_step: found 12, expected 24"),
+        ("steps = 8", "steps = 8\naccumulate = 2", "train.accumulate: found 2, expected 1"),
+    ] {
+        let other = self::recipe(|r| r.replace(from, to));
+        let error = RunDir::open(dir.path(), &other, &identity, true).unwrap_err().to_string();
+        assert!(error.contains(part) && error.contains("count steps of that size"), "{error}");
+    }
     let other = Identity { prompts: "0".into(), ..identity.clone() };
     let error = RunDir::open(dir.path(), &recipe, &other, true).unwrap_err().to_string();
     assert!(error.contains("with which the run began"), "{error}");

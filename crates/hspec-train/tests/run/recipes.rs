@@ -1,0 +1,100 @@
+//! The recipes that come with the program.
+
+use hspec_core::{config::TargetConfig, drafter::outline};
+use hspec_train::{
+    kinds,
+    recipe::{Recipe, Shape},
+};
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+
+fn recipes() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../recipes")
+}
+
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().path());
+    let mut files: Vec<PathBuf> = entries.filter(|p| p.extension().is_some_and(|e| e == "toml")).collect();
+    files.sort();
+    files
+}
+
+/// The model that a recipe's name begins with.
+fn target(file: &Path) -> TargetConfig {
+    let name = file.file_stem().unwrap().to_str().unwrap();
+    let qwen = |hidden: usize, inner: usize| {
+        json!({
+            "model_type": "qwen3", "vocab_size": 151_936, "hidden_size": hidden, "intermediate_size": inner,
+            "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+            "rms_norm_eps": 1e-6, "max_position_embeddings": 40_960, "rope_theta": 1e6,
+        })
+    };
+    let config: Value = match name {
+        _ if name.starts_with("qwen3-4b") => qwen(2560, 9728),
+        _ if name.starts_with("qwen3-8b") => qwen(4096, 12_288),
+        _ if name.starts_with("llama31-8b") => json!({
+            "model_type": "llama", "vocab_size": 128_256, "hidden_size": 4096, "intermediate_size": 14_336,
+            "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+            "rms_norm_eps": 1e-5, "max_position_embeddings": 131_072, "rope_theta": 5e5,
+        }),
+        _ => json!({
+            "model_type": "llama", "vocab_size": 49_152, "hidden_size": 576, "intermediate_size": 1536,
+            "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64,
+            "rms_norm_eps": 1e-5, "max_position_embeddings": 8192, "rope_theta": 1e5,
+        }),
+    };
+    TargetConfig::from_value(&config, Path::new("config.json")).unwrap()
+}
+
+fn trainable(file: &Path) -> (Recipe, usize) {
+    let recipe = Recipe::read(file).unwrap();
+    let target = target(file);
+    kinds::check_warm_start(&recipe, &target, file).unwrap();
+    let config = kinds::config(&recipe, &target, "target", file).unwrap();
+    let outline = outline(&config, file, Some(target.num_hidden_layers)).unwrap();
+    (recipe, outline.trainable())
+}
+
+#[test]
+fn every_recipe_makes_a_drafter_for_its_target() {
+    let files = files(&recipes());
+    for model in ["qwen3-4b", "qwen3-8b", "llama31-8b"] {
+        for kind in ["hspec", "dspark", "dflash", "peagle", "eagle3"] {
+            let file = recipes().join(format!("{model}-{kind}.toml"));
+            assert!(files.contains(&file), "{}", file.display());
+        }
+    }
+    for file in files {
+        let (recipe, size) = trainable(&file);
+        let name = file.file_name().unwrap().to_str().unwrap();
+        assert!(size > 1_000_000, "{name}: {size}");
+        if name.starts_with("smollm2") {
+            continue;
+        }
+        // The settings that the comparison of H-Spec has for all.
+        let train = &recipe.train;
+        assert_eq!((train.epochs, train.lr, train.anchors_per_step), (Some(5), 6e-4, 3072), "{name}");
+        assert_eq!(recipe.drafter.draft_vocab(), Some(32_000), "{name}");
+        if !matches!(recipe.drafter, Shape::Eagle3(_) | Shape::PEagle(_)) {
+            assert_eq!((train.ce, train.tv, train.gamma), (0.1, 0.9, 4.0), "{name}");
+        }
+    }
+}
+
+/// The rows of the comparison differ in what they are, and in nothing else.
+#[test]
+fn the_study_compares_drafters_of_one_size() {
+    let files = files(&recipes().join("study"));
+    assert_eq!(files.len(), 6);
+    let shipped = Recipe::read(&recipes().join("smollm2-135m.toml")).unwrap();
+    for file in files {
+        let (recipe, size) = trainable(&file);
+        let off = size as f64 / 12.1e6 - 1.0;
+        assert!(off.abs() < 0.03, "{}: {size} parameters", file.display());
+        assert_eq!(recipe.data, shipped.data);
+        let mut train = recipe.train;
+        train.mlp_layers.clone_from(&shipped.train.mlp_layers);
+        train.start_layers.clear();
+        assert_eq!(train, shipped.train, "{}", file.display());
+    }
+}
