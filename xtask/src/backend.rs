@@ -3,6 +3,7 @@
 //! Everything else is generic over the backend; only [`with_backend`] turns a name into a type.
 
 use anyhow::Context;
+use hspec_core::target::WeightStorage;
 use std::str::FromStr;
 
 #[cfg(not(any(feature = "flex", feature = "ndarray", feature = "cuda")))]
@@ -26,6 +27,19 @@ pub(crate) struct Common {
     /// Threads of the CPU that compute [default: all].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     threads: Option<u16>,
+    /// How flex stores the target's matrices: f32, bf16 (rounded: half the bytes to read), or bf16 where that
+    /// changes no value.
+    #[arg(long, value_name = "auto|f32|bf16", default_value = "auto", value_parser = storage)]
+    pub(crate) weights: WeightStorage,
+}
+
+fn storage(text: &str) -> Result<WeightStorage, String> {
+    match text {
+        "auto" => Ok(WeightStorage::Lossless),
+        "f32" => Ok(WeightStorage::F32),
+        "bf16" => Ok(WeightStorage::Bf16),
+        _ => Err("known are auto, f32, bf16".to_owned()),
+    }
 }
 
 /// A backend that is built in.
@@ -59,9 +73,21 @@ impl FromStr for Name {
 }
 
 impl Common {
+    fn packs(&self) -> bool {
+        match self.backend {
+            #[cfg(feature = "flex")]
+            Name::Flex => true,
+            #[cfg(any(feature = "ndarray", feature = "cuda"))]
+            _ => false,
+        }
+    }
+
     /// Sets the number of threads and makes sure that there is a device. To be called once, before
     /// anything computes.
     pub(crate) fn prepare(&self) -> anyhow::Result<()> {
+        if self.weights == WeightStorage::Bf16 && !self.packs() {
+            anyhow::bail!("--weights bf16: only the backend flex stores weights in a form of its own");
+        }
         if let Some(threads) = self.threads {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads.into());
             pool.build_global().context("--threads")?;

@@ -70,7 +70,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     probe(&out)?;
     let run = Run { recipe_file: &args.recipe, out: &out, resume: args.resume };
     with_backend!(args.backend, |B, device| {
-        let model = Model::<B>::load(args.target.as_deref(), &device)?;
+        let model = Model::<B>::load(args.target.as_deref(), &args.backend, &device)?;
         run.train(&model, &recipe, &prompts)
     })?;
     eprintln!("the drafter is in {}", out.join("best").display());
