@@ -3,6 +3,7 @@
 //! Everything else is generic over the backend; only [`with_backend`] turns a name into a type.
 
 use anyhow::Context;
+use hspec_core::target::WeightStorage;
 use std::str::FromStr;
 
 #[cfg(not(any(feature = "flex", feature = "ndarray", feature = "cuda")))]
@@ -25,6 +26,19 @@ pub(crate) struct Common {
     /// Threads of the CPU that compute [default: all].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     threads: Option<u16>,
+    /// How flex stores the target's matrices: f32, bf16 (rounded: half the bytes to read), or bf16 where that
+    /// changes no value.
+    #[arg(long, value_name = "auto|f32|bf16", default_value = "auto", value_parser = storage)]
+    pub(crate) weights: WeightStorage,
+}
+
+fn storage(text: &str) -> Result<WeightStorage, String> {
+    match text {
+        "auto" => Ok(WeightStorage::Lossless),
+        "f32" => Ok(WeightStorage::F32),
+        "bf16" => Ok(WeightStorage::Bf16),
+        _ => Err("known are auto, f32, bf16".to_owned()),
+    }
 }
 
 /// A backend, whether or not it is built in.
@@ -83,6 +97,9 @@ impl Common {
     pub(crate) fn prepare(&self) -> anyhow::Result<()> {
         if !self.backend.built_in() {
             return self.backend.absent();
+        }
+        if self.weights == WeightStorage::Bf16 && self.backend != Name::Flex {
+            anyhow::bail!("--weights bf16: only the backend flex stores weights in a form of its own");
         }
         if let Some(threads) = self.threads {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads.into());
@@ -178,7 +195,7 @@ mod tests {
     fn a_backend_that_is_not_built_in_is_refused_with_its_feature() {
         for name in Name::ALL {
             assert_eq!(name.word().parse(), Ok(name));
-            let common = Common { backend: name, threads: None };
+            let common = Common { backend: name, threads: None, weights: WeightStorage::Lossless };
             if !name.built_in() {
                 let message = common.prepare().unwrap_err().to_string();
                 assert!(message.contains(&format!("--features {name}")), "{message}");

@@ -97,7 +97,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let mut prompts = read_prompts(&workspace.join("assets/prompts/demo.jsonl"))?;
     prompts.truncate(PROMPTS);
     let document = with_backend!(args.backend, |B, device| {
-        let model = Model::<B>::load(Some(&target), &device)?;
+        let model = Model::<B>::load(Some(&target), &args.backend, &device)?;
         let dir = if args.train { train(&model, &workspace)? } else { workspace.join(SHIPPED) };
         let drafter = model.drafter(&dir)?;
         Demo { quiet: args.json, model: &model, drafter: &*drafter }.compare(&prompts)

@@ -126,7 +126,7 @@ fn evaluate<B: Backend>(
     device: &B::Device,
 ) -> anyhow::Result<Report> {
     let schedule = args.schedule.load()?;
-    let model = Model::<B>::load(args.target.as_deref(), device)?;
+    let model = Model::<B>::load(args.target.as_deref(), &args.backend, device)?;
     let drafters = args.drafter.iter().map(|dir| model.drafter(dir)).collect::<anyhow::Result<Vec<_>>>()?;
     let encode = |(name, prompts): &(String, Vec<Prompt>)| {
         let tokens = |prompt: &Prompt| {

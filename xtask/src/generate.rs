@@ -130,7 +130,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 
 fn generate<B: Backend>(args: &Args, prompts: &[Prompt], device: &B::Device) -> anyhow::Result<()> {
     let schedule = args.schedule.load()?;
-    let model = Model::<B>::load(args.target.as_deref(), device)?;
+    let model = Model::<B>::load(args.target.as_deref(), &args.backend, device)?;
     let drafter = args.drafter.as_ref().map(|dir| model.drafter(dir)).transpose()?;
     let writer = Writer {
         model: &model,

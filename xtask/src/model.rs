@@ -1,5 +1,6 @@
 //! A target with its text side, the drafters for it, and the arguments that say how to decode.
 
+use crate::backend::Common;
 use anyhow::Context;
 use burn::tensor::backend::Backend;
 use hspec_core::{
@@ -92,7 +93,7 @@ pub(crate) struct Model<B: Backend> {
 
 impl<B: Backend> Model<B> {
     /// Loads a target from a folder or GGUF file, or the default one.
-    pub(crate) fn load(path: Option<&Path>, device: &B::Device) -> anyhow::Result<Self> {
+    pub(crate) fn load(path: Option<&Path>, common: &Common, device: &B::Device) -> anyhow::Result<Self> {
         let path = match path {
             Some(path) => path.to_owned(),
             None => {
@@ -107,7 +108,7 @@ impl<B: Backend> Model<B> {
         }
         let tokenizer = Tokenizer::open(&path)?;
         let chat = ChatTemplate::open(&path)?;
-        let target = Target::load(&path, device)?;
+        let target = Target::load_as(&path, common.weights, device)?;
         Ok(Self { eos: tokenizer.eos_ids(), path, target, tokenizer, chat })
     }
 

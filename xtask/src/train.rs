@@ -100,7 +100,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         devices: args.devices,
     };
     let Finish { step, steps } = with_backend!(args.backend, |B, device| {
-        let model = Model::<B>::load(args.target.as_deref(), &device)?;
+        let model = Model::<B>::load(args.target.as_deref(), &args.backend, &device)?;
         run.train(&model, &recipe, &prompts)
     })?;
     let best = out.join("best");

@@ -12,7 +12,7 @@ use rayon::prelude::*;
 use std::any::Any;
 
 /// Multiplications below which threads cost more than they bring.
-const PARALLEL: usize = 400_000;
+const PARALLEL: usize = 100_000;
 /// Tokens whose queries are computed together: enough to share a block of keys, few enough for the caches.
 const TOKENS: usize = 32;
 

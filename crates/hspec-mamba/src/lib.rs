@@ -36,9 +36,13 @@
 //! assert_eq!(state.dims(), [1, 4, 16, 4]);
 //! assert!((y - expected).abs().max().into_scalar() < 1e-4);
 //! ```
+//!
+//! Features: `flex` computes what lies between a mixer's projections in one pass on the flex backend.
 
 mod config;
 mod conv;
+#[cfg(feature = "flex")]
+mod flex;
 mod mixer;
 mod recurrence;
 mod scan;

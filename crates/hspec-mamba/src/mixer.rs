@@ -93,6 +93,10 @@ impl<B: Backend> Mamba2Mixer<B> {
         let (d_inner, conv_dim) = (h * p, h * p + 2 * g * n);
 
         let u = self.in_proj.forward(x.reshape([b * l, hidden]));
+        #[cfg(feature = "flex")]
+        if let Some((y, state)) = self.fast(&u, initial.as_ref(), b) {
+            return (self.out_proj.forward(self.norm.forward(y)).reshape([b, l, hidden]), state);
+        }
         let part = |start, length| contiguous(u.clone().narrow(1, start, length));
         let gate = part(0, d_inner);
         let xbc = part(d_inner, conv_dim).reshape([b, l, conv_dim]);
@@ -114,12 +118,83 @@ impl<B: Backend> Mamba2Mixer<B> {
         let y = self.norm.forward(y.reshape([b * l, d_inner]) * silu(gate));
         (self.out_proj.forward(y).reshape([b, l, hidden]), state)
     }
+
+    /// What lies between the projections, up to the norm.
+    #[cfg(feature = "flex")]
+    fn fast(
+        &self,
+        u: &Tensor<B, 2>,
+        initial: Option<&Tensor<B, 4>>,
+        b: usize,
+    ) -> Option<(Tensor<B, 2>, Tensor<B, 4>)> {
+        if !hspec_nn::flex::is_flex::<B>() {
+            return None;
+        }
+        let parameters = crate::flex::Parameters {
+            conv: (&self.conv1d.weight.val(), &self.conv1d.bias.val()),
+            a_log: &self.A_log.val(),
+            d: &self.D.val(),
+            dt_bias: &self.dt_bias.val(),
+        };
+        crate::flex::mix(u, &parameters, initial, &self.config(), b)
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use burn::tensor::{Distribution, TensorData};
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
     type B = burn_ndarray::NdArray;
+
+    /// A mixer's output and last state on a backend, from values of another.
+    fn run<B: Backend>(config: &MambaConfig, values: &BTreeMap<String, TensorData>) -> [Vec<f32>; 2] {
+        let device = Default::default();
+        let source = |name: &str| values.get(name).cloned();
+        let mixer = Mamba2Mixer::<B>::init(config, &device);
+        let mixer = hspec_nn::params::fill(mixer, &device, source, |_| false).unwrap();
+        let input = |name: &str| values[name].clone();
+        let state = values.get("state").map(|state| Tensor::from_data(state.clone(), &device));
+        let (y, state) =
+            mixer.prepack(WeightStorage::F32).forward(Tensor::from_data(input("x"), &device), state);
+        [y.into_data().to_vec().unwrap(), state.into_data().to_vec().unwrap()]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(48))]
+        #[test]
+        fn the_body_for_flex_equals_the_plain_one(
+            (b, l, n, per_group, groups, p, kernel) in
+                (1usize..3, 1usize..40, 1usize..5, 1usize..3, 1usize..4, 1usize..6, 1usize..6),
+            with_state: bool,
+        ) {
+            let heads = per_group * groups;
+            let config = MambaConfig {
+                hidden: 7, d_state: n, num_heads: heads, head_dim: p, n_groups: groups, conv_kernel: kernel,
+            };
+            let device = Default::default();
+            let random = |shape: Vec<usize>| {
+                let size = shape.iter().product::<usize>();
+                let values = Tensor::<B, 1>::random([size], Distribution::Normal(0.0, 0.7), &device);
+                TensorData::new(values.into_data().to_vec::<f32>().unwrap(), shape)
+            };
+            let mixer = Mamba2Mixer::<B>::init(&config, &device);
+            let mut values: BTreeMap<String, TensorData> =
+                hspec_nn::params::list(&mixer).into_iter().map(|p| (p.name, random(p.shape))).collect();
+            values.insert("x".into(), random(vec![b, l, 7]));
+            if with_state {
+                values.insert("state".into(), random(vec![b, heads, p, n]));
+            }
+            let (plain, fast) = (run::<B>(&config, &values), run::<burn_flex::Flex>(&config, &values));
+            for (plain, fast) in plain.iter().zip(fast) {
+                let largest = plain.iter().fold(1f32, |m, x| m.max(x.abs()));
+                for (a, b) in plain.iter().zip(fast) {
+                    prop_assert!((a - b).abs() < 2e-5 * largest, "{} {}", a, b);
+                }
+            }
+        }
+    }
 
     #[test]
     fn parameters_carry_checkpoint_names_and_fresh_values() {

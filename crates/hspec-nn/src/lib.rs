@@ -35,6 +35,7 @@ mod norm;
 #[cfg(feature = "flex")]
 pub mod panels;
 pub mod params;
+mod pool;
 #[cfg(feature = "flex")]
 mod prepack;
 #[cfg(feature = "flex")]
@@ -43,3 +44,4 @@ pub mod simd;
 pub use linear::{Linear, WeightStorage, contiguous};
 pub use mlp::{SwiGlu, silu};
 pub use norm::RmsNorm;
+pub use pool::pass;

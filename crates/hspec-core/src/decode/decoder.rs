@@ -5,7 +5,7 @@ use super::{
 };
 use crate::{
     Error, Result, TokenId,
-    drafter::{Drafter, Session},
+    drafter::{Drafter, Session, walk::host},
     target::{Pass, Rows, Target, Want},
 };
 use burn::tensor::{Tensor, backend::Backend};
@@ -215,9 +215,9 @@ struct Run<'a, B: Backend> {
 impl<B: Backend> Run<'_, B> {
     fn prefill(&mut self) -> Result<TokenId> {
         let (prompt, n) = (self.request.prompt, self.request.prompt.len());
-        let pass = self.pass(prompt, Rows::Last)?;
+        let mut pass = self.pass(prompt, Rows::Last)?;
         self.observe(prompt, &pass);
-        let law = self.law(&host_logits(&pass), n as u64)?;
+        let law = self.law(&host_logits(&mut pass), n as u64)?;
         Ok(self.chance.pick(n as u64, Purpose::Bonus, &law))
     }
 
@@ -225,8 +225,8 @@ impl<B: Backend> Run<'_, B> {
         let anchor = self.anchor();
         let at = (self.cache.len() + 1) as u64;
         let start = Instant::now();
-        let pass = self.pass(&[anchor], Rows::Last)?;
-        let logits = host_logits(&pass);
+        let mut pass = self.pass(&[anchor], Rows::Last)?;
+        let logits = host_logits(&mut pass);
         self.out.target_passes += 1;
         self.out.timing.target += start.elapsed();
         let start = Instant::now();
@@ -277,8 +277,8 @@ impl<B: Backend> Run<'_, B> {
         ids.extend(tokens);
         let begin = Instant::now();
         let want = Want { logits: Rows::All, hidden: self.captured };
-        let pass = self.target.forward(&ids, &mut self.cache, &want)?;
-        let logits = host_logits(&pass);
+        let mut pass = self.target.forward(&ids, &mut self.cache, &want)?;
+        let logits = host_logits(&mut pass);
         self.out.target_passes += 1;
         self.out.timing.target += begin.elapsed();
 
@@ -335,7 +335,7 @@ impl<B: Backend> Run<'_, B> {
     }
 }
 
-fn host_logits<B: Backend>(pass: &Pass<B>) -> Vec<f32> {
-    let logits = pass.logits.as_ref().expect("asked for");
-    logits.to_data().iter::<f32>().collect()
+/// Takes the logits out of a pass that was asked for them.
+fn host_logits<B: Backend>(pass: &mut Pass<B>) -> Vec<f32> {
+    host(pass.logits.take().expect("asked for"))
 }

@@ -17,7 +17,7 @@ pub mod peagle;
 mod registry;
 mod stated;
 mod vocab;
-mod walk;
+pub(crate) mod walk;
 
 pub use embedding::Embedding;
 pub use export::{Exported, export};

@@ -23,6 +23,11 @@ pub(super) fn ids<B: Backend>(tokens: &[TokenId], device: &B::Device) -> Tensor<
     Tensor::from_data(TensorData::new(ids, [tokens.len()]), device)
 }
 
+/// A tensor's values, without a copy where nothing else holds them.
+pub(crate) fn host<B: Backend, const D: usize>(x: Tensor<B, D>) -> Vec<f32> {
+    x.into_data().convert::<f32>().into_vec().expect("just converted")
+}
+
 /// A correction that adds to the logits. `leading: [1, h]` is the hidden state of a slot before those that
 /// predict, over which a recurrent one must be stepped.
 pub(super) fn additive<'a, B: Backend, C: CausalCorrection<B>>(
@@ -59,7 +64,6 @@ pub(super) fn walk<B: Backend>(
 ) -> Result<Vec<TokenId>> {
     let Slots { base, hidden } = slots;
     let ([_, k, v], h, device) = (base.dims(), hidden.dims()[2], base.device());
-    let host = |t: Tensor<B, 2>| -> Vec<f32> { t.into_data().iter::<f32>().collect() };
     let mut path = vec![anchor];
     match &mut correct {
         Some(correct) => {

@@ -124,6 +124,17 @@ impl<B: Backend> Target<B> {
         want: &Want<'_>,
     ) -> Result<Pass<B>> {
         let t = self.check(ids, positions, cache, want.hidden)?;
+        Ok(hspec_nn::pass::<B, _>(|| self.chunks(ids, positions, t, cache, want)))
+    }
+
+    fn chunks(
+        &self,
+        ids: &[TokenId],
+        positions: &[Position],
+        t: usize,
+        cache: &mut KvCache<B>,
+        want: &Want<'_>,
+    ) -> Pass<B> {
         let batch = cache.batch();
         let mut chunks = Vec::new();
         for from in (0..t).step_by(CHUNK) {
@@ -141,14 +152,14 @@ impl<B: Backend> Target<B> {
         if chunks.len() == 1
             && let Some(only) = chunks.pop()
         {
-            return Ok(only);
+            return only;
         }
         let joined = |parts: Vec<Tensor<B, 3>>| Tensor::cat(parts, 1);
         let hidden = (0..want.hidden.len())
             .map(|i| joined(chunks.iter().map(|c| c.hidden[i].clone()).collect()))
             .collect();
         let logits: Vec<_> = chunks.into_iter().filter_map(|c| c.logits).collect();
-        Ok(Pass { logits: (!logits.is_empty()).then(|| joined(logits)), hidden })
+        Pass { logits: (!logits.is_empty()).then(|| joined(logits)), hidden }
     }
 
     fn check(

@@ -79,16 +79,21 @@ impl<B: Backend> Session<B> for HSpecSession<'_, B> {
         let device = seed.device();
         let prefixes: Vec<Prefix<B>> =
             drafter.config.attn_kv_layer_ids.iter().map(|&layer| cache.lend(layer)).collect();
-        let hidden = drafter.forward(&Blocks {
+        let blocks = Blocks {
             anchors: &[Anchor::at(cache.len())],
             tokens: &[anchor],
             seeds: seed,
             prefixes: &prefixes,
             slots: k + 1,
+        };
+        let (hidden, predicting, base) = hspec_nn::pass::<B, _>(|| {
+            let hidden = drafter.forward(&blocks);
+            // Slot 0 is the anchor itself: its logits are never needed.
+            let predicting = hidden.clone().narrow(1, 1, k);
+            let base = drafter.base_logits(predicting.clone());
+            (hidden, predicting, base)
         });
-        // Slot 0 is the anchor itself: its logits are never needed.
-        let predicting = hidden.clone().narrow(1, 1, k);
-        let slots = Slots { base: drafter.base_logits(predicting.clone()), hidden: predicting.clone() };
+        let slots = Slots { base, hidden: predicting.clone() };
         let correction = drafter.correction();
         let first = hidden.narrow(1, 0, 1).squeeze_dim::<2>(1);
         let correct = correction.as_ref().map(|correction| correction.steps(anchor, Some(first), &device));
