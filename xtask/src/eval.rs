@@ -125,7 +125,7 @@ fn evaluate<B: Backend>(
         k: args.sampling.k(&drafters)?,
         max_new_tokens: args.max_new_tokens as usize,
         sampling: args.sampling.params()?,
-        seed: args.sampling.seed,
+        seed: args.sampling.law.seed,
         stop_tokens: &model.eos,
     };
     let progress = Progress::count("answers", 0);
@@ -135,7 +135,7 @@ fn evaluate<B: Backend>(
     })?;
     drop(progress);
     let reports = args.drafter.iter().zip(&drafters).zip(&runs).map(|((dir, drafter), runs)| {
-        DrafterReport::new(DrafterFacts::new(dir, &**drafter), runs, args.sampling.seed)
+        DrafterReport::new(DrafterFacts::new(dir, &**drafter), runs, args.sampling.law.seed)
     });
     let settings = Settings {
         target: model.path.display().to_string(),

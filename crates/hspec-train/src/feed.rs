@@ -58,7 +58,7 @@ fn next_documents<'r>(
         }
         let number = order[progress.cursor];
         let document = &training[number];
-        total += document.prompt_ids.len() + document.response_ids.len();
+        total += document.tokens();
         if total > tokens && !documents.is_empty() {
             return documents;
         }

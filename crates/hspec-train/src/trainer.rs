@@ -1,6 +1,7 @@
 //! The loop: responses, features, anchors, loss, step, checkpoint.
 
 use crate::{
+    feature_cache,
     features::FeatureStore,
     feed::{Pack, feed},
     loss::{LossConfig, Weighting},
@@ -149,7 +150,7 @@ impl<B: AutodiffBackend> Trainer<'_, B> {
         let vocab = &state.drafter.vocab;
         report(Event::Start {
             documents: training.len(),
-            supervised: training.iter().map(|r| r.response_ids.len()).sum(),
+            supervised: training.iter().map(Response::supervised).sum(),
             coverage: vocab::coverage(training, vocab.targets()),
             parameters: state.drafter.footprint().params_trainable,
             resumed_at: state.progress.step,
@@ -161,7 +162,10 @@ impl<B: AutodiffBackend> Trainer<'_, B> {
             dir.log(&simulation)?;
             report(Event::Simulated(&simulation));
         }
-        let store = FeatureStore::new(self.target, &state.drafter.config, recipe.feature_cache_mib << 20);
+        let mut store = FeatureStore::new(self.target, &state.drafter.config, recipe.feature_cache_mib << 20);
+        if let Some(dir) = &self.recipe.data.cache {
+            store = store.cached(feature_cache::open(dir)?)?;
+        }
         let progress = state.progress.clone();
         std::thread::scope(|scope| {
             // Without a buffer: one pack is learned from, one is ready.
