@@ -119,6 +119,11 @@ pub(crate) fn threads() -> usize {
     rayon::current_num_threads()
 }
 
+/// Threads that may work on different things: a GPU's work queues up behind one.
+pub(crate) fn workers<B: burn::tensor::backend::Backend>(device: &B::Device) -> usize {
+    if B::name(device).contains("cuda") { 1 } else { threads() }
+}
+
 /// Runs an expression with a backend's type and its default device:
 /// `with_backend!(&args.backend, |B, device| command::<B>(args, &device))`.
 macro_rules! with_backend {

@@ -15,7 +15,7 @@ use hspec_core::{
     TokenId,
     decode::{Request, SamplingParams},
     drafter::Drafter,
-    prompts::{Prompt, read_prompts},
+    prompts::{Prompt, Prompts, read_prompts},
 };
 use hspec_eval::{DrafterFacts, DrafterReport, PromptRun};
 use hspec_train::recipe::Recipe;
@@ -114,7 +114,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 fn train<B: Backend>(model: &Model<B>, workspace: &Path) -> anyhow::Result<PathBuf> {
     let recipe_file = workspace.join("recipes/smollm2-135m-demo.toml");
     let recipe = Recipe::read(&recipe_file)?;
-    let prompts = read_prompts(&workspace.join("assets/prompts/demo-train.jsonl"))?;
+    let prompts = Prompts::new(read_prompts(&workspace.join("assets/prompts/demo-train.jsonl"))?);
     let out = workspace.join("runs/smollm2-135m-demo");
     eprintln!("training a drafter into {}, after which it is tried", out.display());
     let run = Run {
@@ -123,10 +123,11 @@ fn train<B: Backend>(model: &Model<B>, workspace: &Path) -> anyhow::Result<PathB
         resume: true,
         init: None,
         limit: None,
+        show_mask: 0,
         #[cfg(feature = "collective")]
         devices: 1,
     };
-    run.train(model, &recipe, &prompts)
+    run.train(model, &recipe, Some(&prompts))
         .with_context(|| format!("{}: remove it to train anew", out.display()))?;
     Ok(out.join("best"))
 }

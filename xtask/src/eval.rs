@@ -144,7 +144,7 @@ fn evaluate<B: Backend>(
         schedule: schedule.as_ref(),
         max_new_tokens: args.max_new_tokens as usize,
         sampling: args.sampling.params()?,
-        seed: args.sampling.seed,
+        seed: args.sampling.law.seed,
         stop_tokens: &model.eos,
     };
     let progress = Progress::count("answers", 0);
@@ -154,7 +154,7 @@ fn evaluate<B: Backend>(
     })?;
     drop(progress);
     let reports = args.drafter.iter().zip(&drafters).zip(&runs).map(|((dir, drafter), runs)| {
-        DrafterReport::new(DrafterFacts::new(dir, &**drafter), runs, args.sampling.seed)
+        DrafterReport::new(DrafterFacts::new(dir, &**drafter), runs, args.sampling.law.seed)
     });
     let mut reports = reports.collect::<Result<Vec<_>, _>>()?;
     if let Some(file) = &args.fit_calibration {

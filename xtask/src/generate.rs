@@ -121,7 +121,7 @@ struct Round {
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let prompts = match (&args.input.prompt, &args.input.prompts) {
-        (Some(text), _) => vec![Prompt { id: "1".into(), messages: vec![Message::user(text)] }],
+        (Some(text), _) => vec![Prompt::new("1", vec![Message::user(text)])],
         (None, Some(file)) => read_prompts(file)?,
         (None, None) => unreachable!("one of the group is required"),
     };
@@ -140,7 +140,7 @@ fn generate<B: Backend>(args: &Args, prompts: &[Prompt], device: &B::Device) -> 
         request: Request {
             prompt: &[],
             sampling: args.sampling.params()?,
-            seed: args.sampling.seed,
+            seed: args.sampling.law.seed,
             id: 0,
             max_new_tokens: args.max_new_tokens as usize,
             k: args.sampling.k(&drafter)?,

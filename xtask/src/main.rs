@@ -5,13 +5,16 @@
 
 mod backend;
 mod bench;
+mod cache;
 mod demo;
+mod distill;
 mod eval;
 mod export;
 mod fetch;
 mod generate;
 mod inspect;
 mod kv_table;
+mod mask;
 mod model;
 mod output;
 mod parity;
@@ -46,6 +49,8 @@ enum Command {
     Generate(generate::Args),
     Eval(eval::Args),
     Test(test::Args),
+    Distill(distill::Args),
+    Cache(cache::Args),
     Train(train::Args),
     Inspect(inspect::Args),
     Export(export::Args),
@@ -66,6 +71,8 @@ fn main() -> ExitCode {
         Command::Generate(args) => generate::run(args),
         Command::Eval(args) => eval::run(args),
         Command::Test(args) => test::run(args),
+        Command::Distill(args) => distill::run(args),
+        Command::Cache(args) => cache::run(args),
         Command::Train(args) => train::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Export(args) => export::run(args),

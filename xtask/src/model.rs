@@ -24,15 +24,22 @@ pub(crate) struct SamplingArgs {
     /// Drafts per round [default: 7, or fewer where a drafter allows no more].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     k: Option<u16>,
+    #[command(flatten)]
+    pub(crate) law: LawArgs,
+}
+
+/// What tokens are drawn from.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct LawArgs {
     /// Temperature of sampling; 0 takes the most probable token.
     #[arg(long, value_name = "T", default_value = "0", value_parser = temperature, allow_negative_numbers = true)]
-    temperature: f64,
+    pub(crate) temperature: f64,
     /// Sample from the fewest tokens whose probabilities make up P.
     #[arg(long, value_name = "P", value_parser = top_p)]
-    top_p: Option<f64>,
+    pub(crate) top_p: Option<f64>,
     /// Sample from the K most probable tokens.
     #[arg(long, value_name = "K", value_parser = top_k)]
-    top_k: Option<usize>,
+    pub(crate) top_k: Option<usize>,
     /// Seed of all that is random: the same seed gives the same text.
     #[arg(long, value_name = "S", default_value_t = 0, allow_negative_numbers = true)]
     pub(crate) seed: u64,
@@ -41,7 +48,7 @@ pub(crate) struct SamplingArgs {
 impl SamplingArgs {
     /// The sampling parameters; each has been checked on the command line.
     pub(crate) fn params(&self) -> hspec_core::Result<SamplingParams> {
-        SamplingParams::new(self.temperature, self.top_k, self.top_p)
+        SamplingParams::new(self.law.temperature, self.law.top_k, self.law.top_p)
     }
 
     /// Drafts per round with these drafters.
@@ -110,6 +117,11 @@ impl<B: Backend> Model<B> {
         let chat = ChatTemplate::open(&path)?;
         let target = Target::load_as(&path, common.weights, device)?;
         Ok(Self { eos: tokenizer.eos_ids(), path, target, tokenizer, chat })
+    }
+
+    /// Its chat template, which prompts for training need.
+    pub(crate) fn template(&self) -> anyhow::Result<&ChatTemplate> {
+        self.chat.as_ref().context("the model has no chat template, so prompts cannot be rendered")
     }
 
     /// Loads a drafter for it.

@@ -13,6 +13,8 @@ const INTERVAL: Duration = Duration::from_secs(5);
 /// Shows on standard error how much of a total is done and how long the rest may take.
 pub(crate) struct Progress {
     what: String,
+    /// What is told besides, such as a rate.
+    rate: Mutex<String>,
     bytes: bool,
     start: Instant,
     bar: Option<ProgressBar>,
@@ -40,13 +42,20 @@ impl Progress {
     fn new(what: String, total: u64, bytes: bool) -> Self {
         let bar = std::io::stderr().is_terminal().then(|| {
             let numbers = if bytes { "{bytes}/{total_bytes}, {bytes_per_sec}" } else { "{pos}/{len}" };
-            let template = format!("{{msg}} {{wide_bar}} {numbers}, {{eta}} left");
+            let template = format!("{{prefix}} {{wide_bar}} {numbers}{{msg}}, {{eta}} left");
             let style =
                 ProgressStyle::with_template(&template).unwrap_or_else(|_| ProgressStyle::default_bar());
-            ProgressBar::new(total).with_style(style).with_message(what.clone())
+            ProgressBar::new(total).with_style(style).with_prefix(what.clone())
         });
         let start = Instant::now();
-        Self { what, bytes, start, bar, lines: Mutex::new(Lines { total, last: start, first: None }) }
+        Self {
+            what,
+            rate: Mutex::default(),
+            bytes,
+            start,
+            bar,
+            lines: Mutex::new(Lines { total, last: start, first: None }),
+        }
     }
 
     /// Sets the total once it is known.
@@ -55,6 +64,14 @@ impl Progress {
             bar.set_length(total);
         }
         self.lines.lock().unwrap_or_else(|e| e.into_inner()).total = total;
+    }
+
+    /// Sets what the next lines tell besides.
+    pub(crate) fn rate(&self, rate: String) {
+        if let Some(bar) = &self.bar {
+            bar.set_message(format!(", {rate}"));
+        }
+        *self.rate.lock().unwrap_or_else(|e| e.into_inner()) = rate;
     }
 
     /// Tells how much is done.
@@ -91,6 +108,10 @@ impl Progress {
         }
         let percent = 100.0 * done as f64 / total as f64;
         let mut line = format!("{}: {} of {} ({percent:.0} %)", self.what, amount(done), amount(total));
+        let rate = self.rate.lock().unwrap_or_else(|e| e.into_inner());
+        if !rate.is_empty() {
+            line += &format!(", {rate}");
+        }
         if done > first {
             let left = elapsed.mul_f64(total.saturating_sub(done) as f64 / (done - first) as f64);
             line += &format!(", {} left", HumanDuration(left));
@@ -122,5 +143,8 @@ mod tests {
         // Continued at 80: one of 20 steps took a second.
         let continued = count.line(81, 80, 100, Duration::from_secs(1));
         assert_eq!(continued, "steps: 81 of 100 (81 %), 19 seconds left");
+        count.rate("3 tokens/s".into());
+        let rated = count.line(81, 80, 100, Duration::from_secs(1));
+        assert_eq!(rated, "steps: 81 of 100 (81 %), 3 tokens/s, 19 seconds left");
     }
 }

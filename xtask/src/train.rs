@@ -2,22 +2,20 @@
 
 use crate::{
     backend::{Common, with_backend},
+    distill::{answer, selected, tokens},
+    mask,
     model::Model,
     output::probe,
     progress::Progress,
 };
 use anyhow::Context;
 use burn::{backend::Autodiff, tensor::backend::Backend};
-use hspec_core::{
-    decode::SamplingParams,
-    prompts::{Prompt, read_prompts},
-};
+use hspec_core::prompts::{PromptFile, Prompts};
 use hspec_train::{
     Trainer,
     recipe::Recipe,
-    responses::{self, PromptTokens, Response, Sampling},
+    responses::{PromptTokens, documents, read_documents},
     run_dir::{Identity, RunDir},
-    select::select,
     trainer::{Event, Finish, StepMetrics},
     warm,
 };
@@ -28,8 +26,8 @@ use std::{
 
 /// Train a drafter on what its target says.
 ///
-/// The target answers the prompts first (kept in responses.jsonl), then the drafter learns from the
-/// answers. Everything lies in the run's folder: the resolved recipe, the answers, metrics.jsonl, the last
+/// The target answers the prompts first (kept in responses.jsonl) unless answers are given, then the drafter
+/// learns from them. Everything lies in the run's folder: the resolved recipe, the answers, metrics.jsonl, the last
 /// checkpoints, and `best`, the drafter with the highest simulated tau. A run that was stopped, at
 /// any moment, continues with --resume and loses at most the steps since its last checkpoint.
 #[derive(clap::Args)]
@@ -39,7 +37,9 @@ Examples:
   cargo xtask train --recipe recipes/smollm2-135m.toml --prompts prompts.jsonl.gz --resume
   cargo xtask train --recipe recipes/smollm2-135m.toml --prompts prompts.jsonl.gz --max-minutes 60
   cargo xtask train --recipe mine.toml --target models/mine --prompts a.jsonl --out runs/mine
-  cargo xtask train --recipe mine.toml --prompts b.jsonl --out runs/second --init runs/mine/best")]
+  cargo xtask train --recipe mine.toml --prompts b.jsonl --out runs/second --init runs/mine/best
+
+  cargo xtask train --recipe mine.toml --responses responses.jsonl --cache features --show-mask 3")]
 pub(crate) struct Args {
     /// What to train and how, a TOML file; recipes/ holds some.
     #[arg(long, value_name = "FILE")]
@@ -47,9 +47,18 @@ pub(crate) struct Args {
     /// The model: a Hugging Face folder or a GGUF file [default: models/smollm2-135m-instruct].
     #[arg(long, value_name = "DIR")]
     target: Option<PathBuf>,
-    /// Prompt files, JSON lines, gzipped or not [default: the recipe's].
-    #[arg(long, value_name = "FILE", num_args = 1..)]
-    prompts: Vec<PathBuf>,
+    /// Prompt files, JSON lines, gzipped or not, each with a weight or none [default: the recipe's].
+    #[arg(long, value_name = "FILE[:WEIGHT]", num_args = 1..)]
+    prompts: Vec<PromptFile>,
+    /// Answers that `cargo xtask distill` wrote, in the place of prompts [default: the recipe's].
+    #[arg(long, value_name = "FILE", conflicts_with = "prompts")]
+    responses: Option<PathBuf>,
+    /// Features that `cargo xtask cache` wrote [default: the recipe's, or none].
+    #[arg(long, value_name = "DIR")]
+    cache: Option<PathBuf>,
+    /// Show this many samples, with what is learned from marked, before training.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    show_mask: usize,
     /// Folder of the run [default: runs/NAME, after the recipe].
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
@@ -73,8 +82,18 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let name = args.recipe.file_stem().context("--recipe names no file")?;
     let out = args.out.clone().unwrap_or_else(|| crate::workspace().join("runs").join(name));
-    let recipe = Recipe::read(&args.recipe)?;
-    let prompts = read(if args.prompts.is_empty() { &recipe.data.prompts } else { &args.prompts })?;
+    let mut recipe = Recipe::read(&args.recipe)?;
+    let data = &mut recipe.data;
+    data.cache = args.cache.clone().or(data.cache.take());
+    data.responses = args.responses.clone().or(data.responses.take().filter(|_| args.prompts.is_empty()));
+    let prompts = match (&data.responses, &args.prompts[..]) {
+        (Some(_), _) => None,
+        (None, []) if data.prompts.is_empty() => anyhow::bail!(
+            "no prompts: name files with --prompts or in the recipe's data.prompts, or answers with --responses"
+        ),
+        (None, []) => Some(Prompts::read(&data.prompts)?),
+        (None, files) => Some(Prompts::read(files)?),
+    };
     if args.resume && !out.join("recipe.toml").exists() {
         eprintln!("there is no run in {} to continue: starting one", out.display());
     }
@@ -98,10 +117,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         limit: args.max_minutes,
         #[cfg(feature = "collective")]
         devices: args.devices,
+        show_mask: args.show_mask,
     };
     let Finish { step, steps } = with_backend!(args.backend, |B, device| {
         let model = Model::<B>::load(args.target.as_deref(), &args.backend, &device)?;
-        run.train(&model, &recipe, &prompts)
+        run.train(&model, &recipe, prompts.as_ref())
     })?;
     let best = out.join("best");
     if step < steps {
@@ -128,26 +148,6 @@ fn minutes(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// The prompts of all files. With several files an id says which one it is from: many files only number
-/// their lines.
-fn read(files: &[PathBuf]) -> anyhow::Result<Vec<Prompt>> {
-    anyhow::ensure!(
-        !files.is_empty(),
-        "no prompts: name files with --prompts or in the recipe's data.prompts"
-    );
-    let mut prompts = Vec::new();
-    for file in files {
-        let name = file.file_name().unwrap_or_default().to_string_lossy();
-        prompts.extend(read_prompts(file)?.into_iter().map(|mut prompt| {
-            if files.len() > 1 {
-                prompt.id = format!("{name}:{}", prompt.id);
-            }
-            prompt
-        }));
-    }
-    Ok(prompts)
-}
-
 /// Where a run comes from and goes to.
 pub(crate) struct Run<'a> {
     /// Names the recipe in errors.
@@ -163,21 +163,38 @@ pub(crate) struct Run<'a> {
     /// Devices that share a step's rows.
     #[cfg(feature = "collective")]
     pub(crate) devices: u16,
+    /// Samples to show.
+    pub(crate) show_mask: usize,
 }
 
 impl Run<'_> {
-    /// Has the prompts answered and trains on the answers; the drafter ends up in `out/best`.
+    /// Trains on the recipe's responses, or has the prompts answered and trains on the answers; the drafter ends
+    /// up in `out/best`.
     pub(crate) fn train<B: Backend>(
         &self,
         model: &Model<B>,
         recipe: &Recipe,
-        prompts: &[Prompt],
+        prompts: Option<&Prompts>,
     ) -> anyhow::Result<Finish> {
-        let selected = selected(model, recipe, prompts)?;
-        warm::check(recipe, &model.target, selected.len(), self.recipe_file)?;
-        let identity = Identity::new(&model.target, &selected);
-        let dir = RunDir::open(self.out, recipe, &identity, self.resume)?;
-        let answers = answer(model, recipe, &selected, &dir)?;
+        let (data, seed) = (&recipe.data, recipe.train.seed);
+        let (dir, documents) = match (&data.responses, prompts) {
+            (Some(file), _) => {
+                let template = model.chat.as_ref().map(|template| template.hash());
+                let documents = read_documents(file, template, seed, data.max_prompts)?;
+                (self.open(model, recipe, &tokens(&documents))?, documents)
+            }
+            (None, Some(prompts)) => {
+                let selection = selected(model, prompts, data, seed)?;
+                let known = [&selection.prompts[..], &tokens(&selection.given)].concat();
+                let dir = self.open(model, recipe, &known)?;
+                let (answers, _) = answer(model, &selection, data, seed, &dir.file("responses.jsonl"))?;
+                (dir, documents(answers))
+            }
+            (None, None) => anyhow::bail!("neither prompts nor responses"),
+        };
+        if self.show_mask > 0 {
+            mask::show(&documents, self.show_mask, &model.tokenizer)?;
+        }
         let name = model.path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
         let trainer = Trainer::<Autodiff<B>> {
             recipe,
@@ -191,7 +208,19 @@ impl Run<'_> {
             limit: self.limit,
         };
         let mut watch = Watch { progress: None, last: Instant::now(), tau: 0.0 };
-        Ok(trainer.run(&answers, &dir, &mut |event| watch.tell(event))?)
+        Ok(trainer.run(&documents, &dir, &mut |event| watch.tell(event))?)
+    }
+
+    /// The run's folder, once recipe and target are known to fit.
+    fn open<B: Backend>(
+        &self,
+        model: &Model<B>,
+        recipe: &Recipe,
+        prompts: &[PromptTokens],
+    ) -> anyhow::Result<RunDir> {
+        warm::check(recipe, &model.target, prompts.len(), self.recipe_file)?;
+        let identity = Identity::new(&model.target, prompts);
+        Ok(RunDir::open(self.out, recipe, &identity, self.resume)?)
     }
 }
 
@@ -211,52 +240,6 @@ fn devices<B: Backend>(first: &B::Device, n: u16) -> anyhow::Result<Vec<B::Devic
         B::Device::from_id(id)
     };
     Ok((0..n).map(device).collect())
-}
-
-/// The prompts that the recipe picks, as tokens.
-fn selected<B: Backend>(
-    model: &Model<B>,
-    recipe: &Recipe,
-    prompts: &[Prompt],
-) -> anyhow::Result<Vec<PromptTokens>> {
-    let chat =
-        model.chat.as_ref().context("the model has no chat template, so prompts cannot be rendered")?;
-    let selection = select(prompts, recipe, &model.tokenizer, chat)?;
-    eprintln!(
-        "{} of {} prompts ({} left out, longer than {} tokens)",
-        selection.prompts.len(),
-        prompts.len(),
-        selection.too_long,
-        recipe.data.max_prompt_tokens,
-    );
-    Ok(selection.prompts)
-}
-
-fn answer<B: Backend>(
-    model: &Model<B>,
-    recipe: &Recipe,
-    prompts: &[PromptTokens],
-    dir: &RunDir,
-) -> anyhow::Result<Vec<Response>> {
-    let sampling = Sampling {
-        params: SamplingParams::new(recipe.data.temperature, None, None)?,
-        seed: recipe.train.seed,
-        max_new_tokens: recipe.data.max_new_tokens,
-        stop_tokens: &model.eos,
-        batch: recipe.data.batch,
-    };
-    let progress = Progress::count("answers", 0);
-    let answers = responses::answer(
-        &model.target,
-        prompts,
-        &sampling,
-        &dir.file("responses.jsonl"),
-        &mut |done, total| {
-            progress.set_total(total as u64);
-            progress.set(done as u64);
-        },
-    )?;
-    Ok(answers)
 }
 
 /// Shows how a run goes.
@@ -309,12 +292,14 @@ impl Watch {
 
 fn line(m: &StepMetrics, tau: f64) -> String {
     format!(
-        "step {}: loss {:.3} (ce {:.2}, tv {:.3}), first slot right {:.0} %, simulated tau {tau:.2}, {:.0} tokens/s",
+        "step {}: loss {:.3} (ce {:.2}, tv {:.3}), first slot right {:.0} %, simulated tau {tau:.2}, \
+         {:.0} % of the supervised tokens seen, {:.0} tokens/s",
         m.step,
         m.loss,
         m.ce,
         m.tv,
         100.0 * m.accuracy.first().copied().unwrap_or(0.0),
+        100.0 * m.coverage,
         m.tokens_per_second,
     )
 }

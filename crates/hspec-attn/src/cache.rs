@@ -6,7 +6,7 @@ use burn::tensor::{Tensor, TensorData, backend::Backend};
 /// Post-RoPE keys and values of every layer, preallocated and written in place.
 ///
 /// All rows of a batch share one length; row `r` of a left-padded batch is valid from
-/// [`KvCache::start`]`(r)` on. Drafters borrow it immutably.
+/// [`KvCache::start`]`(r)` on. Rows may leave and others take their place. Drafters borrow it immutably.
 #[derive(Debug)]
 pub struct KvCache<B: Backend> {
     layers: Vec<LayerCache<B>>,
@@ -74,6 +74,58 @@ impl<B: Backend> KvCache<B> {
         self.starts = starts;
     }
 
+    /// First index that a row uses: what lies before is padding in all of them.
+    pub fn first(&self) -> usize {
+        self.starts.iter().copied().min().unwrap_or(0).min(self.len)
+    }
+
+    /// Empties a row: nothing that it holds will be visible, and no other row is kept back by it.
+    pub fn retire(&mut self, row: usize) {
+        self.starts[row] = self.len;
+    }
+
+    /// Puts the tokens of `from`, a cache of one row, into a row, which then ends where all others end. Keys
+    /// carry their positions, so that indices may change.
+    ///
+    /// # Panics
+    /// If there are more tokens than this cache has processed; see [`KvCache::rebase`].
+    pub fn admit(&mut self, row: usize, from: &Self) {
+        let tokens = from.len - from.first();
+        assert!(tokens <= self.len, "callers make room first");
+        let at = self.len - tokens;
+        for (to, layer) in self.layers.iter_mut().zip(0..) {
+            let keys = from.keys(layer, from.first(), from.len).swap_dims(1, 2);
+            let values = from.values(layer, from.first(), from.len).swap_dims(1, 2);
+            to.keys = to.keys.take().map(|cache| write_at(cache, keys, row, at));
+            to.values = to.values.take().map(|cache| write_at(cache, values, row, at));
+        }
+        self.starts[row] = at;
+    }
+
+    /// Moves what the rows hold so that they end at index `len`, in tensors for `capacity` tokens.
+    ///
+    /// # Panics
+    /// If the longest row does not fit below `len`, or `len` exceeds the capacity.
+    pub fn rebase(&mut self, len: usize, capacity: usize, device: &B::Device) {
+        let (first, old) = (self.first(), self.len);
+        assert!(old - first <= len && len <= capacity, "callers make room for the longest row");
+        for layer in &mut self.layers {
+            for tensor in [&mut layer.keys, &mut layer.values] {
+                *tensor = tensor.take().map(|cache| {
+                    let [batch, kv, _, d] = cache.dims();
+                    let fresh = Tensor::zeros([batch, kv, capacity, d], device);
+                    if old == first {
+                        return fresh;
+                    }
+                    let kept = cache.narrow(2, first, old - first).swap_dims(1, 2);
+                    write_at(fresh, kept, 0, len - (old - first))
+                });
+            }
+        }
+        self.starts = self.starts.iter().map(|start| start + len - old).collect();
+        self.len = len;
+    }
+
     /// Forgets everything from index `len` on.
     pub fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
@@ -84,8 +136,8 @@ impl<B: Backend> KvCache<B> {
     pub fn write(&mut self, layer: usize, keys: Tensor<B, 4>, values: Tensor<B, 4>) {
         let at = self.len;
         let layer = &mut self.layers[layer];
-        layer.keys = layer.keys.take().map(|cache| write_at(cache, keys, at));
-        layer.values = layer.values.take().map(|cache| write_at(cache, values, at));
+        layer.keys = layer.keys.take().map(|cache| write_at(cache, keys, 0, at));
+        layer.values = layer.values.take().map(|cache| write_at(cache, values, 0, at));
     }
 
     /// Counts `t` written tokens as processed.
@@ -140,15 +192,15 @@ impl<B: Backend> Prefix<B> {
     }
 }
 
-/// `cache[:, :, at..at+t, :] = new`, with `new: [batch, t, kv_heads, head_dim]`.
-fn write_at<B: Backend>(cache: Tensor<B, 4>, new: Tensor<B, 4>, at: usize) -> Tensor<B, 4> {
+/// `cache[row..row+b, :, at..at+t, :] = new`, with `new: [b, t, kv_heads, head_dim]`.
+fn write_at<B: Backend>(cache: Tensor<B, 4>, new: Tensor<B, 4>, row: usize, at: usize) -> Tensor<B, 4> {
     #[cfg(feature = "flex")]
-    let (cache, new) = match crate::flex::write_at(cache, new, at) {
+    let (cache, new) = match crate::flex::write_at(cache, new, row, at) {
         Ok(cache) => return cache,
         Err(unchanged) => unchanged,
     };
     let [b, t, kv, d] = new.dims();
-    cache.slice_assign([0..b, 0..kv, at..at + t, 0..d], new.swap_dims(1, 2))
+    cache.slice_assign([row..row + b, 0..kv, at..at + t, 0..d], new.swap_dims(1, 2))
 }
 
 #[cfg(test)]
@@ -216,6 +268,62 @@ mod tests {
         assert_eq!(positions(1), [0, 0, 0, 0, 1]);
         // The next token of both rows goes to the same entry, and turns by another angle.
         assert_eq!((cache.position(0, 5), cache.position(1, 5)), (Position(5), Position(2)));
+    }
+
+    /// Rows that come and go share one length; each sees its own tokens, wherever they lie.
+    fn rows_come_and_go<B: Backend>() {
+        let device = Default::default();
+        let cache = |capacity: usize, batch: usize| KvCache::<B>::new(1, batch, 2, capacity, 1, &device);
+        let push = |cache: &mut KvCache<B>, values: &[f32]| {
+            let (batch, t) = (cache.batch(), values.len() / cache.batch());
+            // Two heads, the second with the negated value.
+            let both: Vec<f32> = values.iter().flat_map(|&v| [v, -v]).collect();
+            let new = Tensor::from_data(TensorData::new(both, [batch, t, 2, 1]), &device);
+            cache.write(0, new.clone(), new + 0.5);
+            cache.advance(t);
+        };
+        let row = |cache: &KvCache<B>, r: usize| {
+            let (from, to) = (cache.start(r), cache.len());
+            let part = |x: Tensor<B, 4>| x.narrow(0, r, 1).into_data().to_vec::<f32>().unwrap();
+            let (keys, values) = (part(cache.keys(0, from, to)), part(cache.values(0, from, to)));
+            let n = to - from;
+            for i in 0..n {
+                assert_eq!([keys[i] + 0.5, -keys[i] + 0.5], [values[i], values[n + i]]);
+            }
+            keys[..n].to_vec()
+        };
+        let mut all = cache(4, 2);
+        let mut one = cache(3, 1);
+        push(&mut one, &[1., 2., 3.]);
+        all.rebase(3, 4, &device);
+        all.retire(1);
+        all.admit(0, &one);
+        push(&mut all, &[4., 9.]);
+        assert_eq!((row(&all, 0), all.first(), all.len()), (vec![1., 2., 3., 4.], 0, 4));
+        all.retire(1);
+        // The first row leaves, a short one takes the place of the idle one, and there is room again.
+        all.retire(0);
+        let mut two = cache(2, 1);
+        push(&mut two, &[5., 6.]);
+        all.admit(1, &two);
+        assert_eq!((all.first(), row(&all, 1)), (2, vec![5., 6.]));
+        all.rebase(2, 4, &device);
+        push(&mut all, &[9., 7.]);
+        assert_eq!((all.start(1), row(&all, 1)), (0, vec![5., 6., 7.]));
+        // A longer one needs more room than there is.
+        all.retire(0);
+        all.rebase(5, 6, &device);
+        let mut three = cache(5, 1);
+        push(&mut three, &[1., 2., 3., 4., 5.]);
+        all.admit(0, &three);
+        push(&mut all, &[6., 8.]);
+        assert_eq!((row(&all, 0), row(&all, 1)), (vec![1., 2., 3., 4., 5., 6.], vec![5., 6., 7., 8.]));
+    }
+
+    #[test]
+    fn rows_that_come_and_go_keep_their_tokens() {
+        rows_come_and_go::<burn_ndarray::NdArray>();
+        rows_come_and_go::<burn_flex::Flex>();
     }
 
     #[test]

@@ -20,7 +20,9 @@ pub fn causal_attention<B: Backend>(
         return out;
     }
     let [b, t, heads, d] = q.dims();
-    let (keys, values) = (cache.keys(layer, 0, len), cache.values(layer, 0, len));
+    let first = cache.first();
+    let (keys, values) = (cache.keys(layer, first, len), cache.values(layer, first, len));
+    let len = len - first;
     let kv = keys.dims()[1];
     let rep = heads / kv;
     // [b, kv, rep * t, d]: grouped heads share their keys in one product instead of repeating them.
@@ -40,7 +42,7 @@ pub fn causal_attention<B: Backend>(
 /// Which keys each query of a pass must not see, shared by all layers.
 #[derive(Debug, Clone)]
 pub struct CausalMask<B: Backend> {
-    /// `[batch, 1, t, len]`, true = hidden.
+    /// `[batch, 1, t, len - first]`, true = hidden: of the keys that some row uses.
     hidden: Tensor<B, 4, Bool>,
 }
 
@@ -52,20 +54,20 @@ impl<B: Backend> CausalMask<B> {
         if hspec_nn::flex::is_flex::<B>() {
             return None;
         }
-        let (b, before) = (cache.batch(), cache.len());
-        let padded = (0..b).any(|r| cache.start(r) > 0);
+        let (b, first, before) = (cache.batch(), cache.first(), cache.len());
+        let padded = (0..b).any(|r| cache.start(r) > first);
         if t == 1 && !padded {
             return None;
         }
         let len = before + t;
-        let mut hidden = Vec::with_capacity(b * t * len);
+        let mut hidden = Vec::with_capacity(b * t * (len - first));
         for r in 0..b {
             for q in before..len {
                 // A padding query sees itself, so that its softmax stays finite; nobody reads it.
-                hidden.extend((0..len).map(|k| k > q || (k < cache.start(r) && k != q)));
+                hidden.extend((first..len).map(|k| k > q || (k < cache.start(r) && k != q)));
             }
         }
-        let hidden = Tensor::from_data(TensorData::new(hidden, [b, 1, t, len]), device);
+        let hidden = Tensor::from_data(TensorData::new(hidden, [b, 1, t, len - first]), device);
         Some(Self { hidden })
     }
 }

@@ -16,13 +16,14 @@ const PARALLEL: usize = 100_000;
 /// Tokens whose queries are computed together: enough to share a block of keys, few enough for the caches.
 const TOKENS: usize = 32;
 
-/// `cache[:, :, at..at+t, :] = new` in place, or both tensors unchanged when they are not flex's.
+/// `cache[row..row+b, :, at..at+t, :] = new` in place, or both tensors unchanged when they are not flex's.
 pub(crate) fn write_at<B: Backend>(
     cache: Tensor<B, 4>,
     new: Tensor<B, 4>,
+    row: usize,
     at: usize,
 ) -> Result<Tensor<B, 4>, (Tensor<B, 4>, Tensor<B, 4>)> {
-    let ([b, kv, capacity, d], [_, t, _, _]) = (cache.dims(), new.dims());
+    let ([_, kv, capacity, d], [b, t, _, _]) = (cache.dims(), new.dims());
     let mut cache = cache.into_primitive().tensor();
     let new = new.into_primitive().tensor();
     let wrap = |p| Tensor::from_primitive(TensorPrimitive::Float(p));
@@ -35,10 +36,10 @@ pub(crate) fn write_at<B: Backend>(
     let offset = source.layout().start_offset();
     let from = &source.storage::<f32>()[offset..offset + b * t * kv * d];
     let to = target.storage_mut::<f32>();
-    for (i, row) in from.chunks_exact(d).enumerate() {
-        let (r, slot, head) = (i / (t * kv), i / kv % t, i % kv);
+    for (i, vector) in from.chunks_exact(d).enumerate() {
+        let (r, slot, head) = (row + i / (t * kv), i / kv % t, i % kv);
         let start = ((r * kv + head) * capacity + at + slot) * d;
-        to[start..start + d].copy_from_slice(row);
+        to[start..start + d].copy_from_slice(vector);
     }
     Ok(wrap(cache))
 }

@@ -38,7 +38,8 @@
 //! # }
 //! ```
 //!
-//! Features: `flex` uses the flex backend's in-place bodies; any backend runs the plain ones.
+//! Features: `flex` uses the flex backend's in-place bodies; any backend runs the plain ones. `parquet` reads
+//! prompts from Parquet files.
 
 pub mod checkpoint;
 pub mod config;

@@ -87,7 +87,7 @@ impl<'r> Reader<'r> {
             }
             let number = self.order[self.cursor];
             let document = &self.training[number];
-            total += document.prompt_ids.len() + document.response_ids.len();
+            total += document.tokens();
             if total > self.tokens && !documents.is_empty() {
                 return documents;
             }
@@ -109,6 +109,9 @@ mod tests {
             id: n.to_string(),
             prompt_ids: vec![TokenId(1)],
             response_ids: vec![TokenId(2); 3],
+            turn: 1,
+            given: Vec::new(),
+            finish: None,
         };
         let training: Vec<Response> = (0..5).map(document).collect();
         let recipe = |text: &str| -> Loop {

@@ -1,8 +1,10 @@
 //! Trains drafters on what their target says.
 //!
-//! 1. The target answers the prompts ([`responses`]); an answer is the only text a drafter learns.
+//! 1. Conversations are drawn from prompt files ([`select`]) and the target answers them ([`responses`]); what
+//!    it says is the only text a drafter learns.
 //! 2. For a document the target runs once and leaves what the drafter reads: hidden states of the
-//!    fusion layers and the keys and values of the layers it borrows ([`features`]).
+//!    fusion layers and the keys and values of the layers it borrows ([`features`]), on disk if wanted
+//!    ([`feature_cache`]).
 //! 3. Documents are packed ([`pack`]), and all drafts of a row run at once through the code that also decodes;
 //!    how, is a kind's own ([`kinds`]).
 //! 4. The corrected logits are held against the target's own ([`loss`], [`objective`]), and AdamW or Muon
@@ -27,6 +29,7 @@
 #[cfg(feature = "collective")]
 pub mod devices;
 mod events;
+pub mod feature_cache;
 pub mod features;
 mod feed;
 #[cfg(feature = "flex")]

@@ -45,15 +45,16 @@ pub struct Identity {
 impl Identity {
     /// Of a target and prompts.
     pub fn new<B: Backend>(target: &Target<B>, prompts: &[PromptTokens]) -> Self {
-        let norm = target.norm().weight.val().into_data();
-        let norm = norm.iter::<f32>().flat_map(f32::to_le_bytes);
         let tokens = prompts.iter().flat_map(|p| p.ids.iter().map(|t| t.0).chain([u32::MAX]));
-        let text = |hash: u64| format!("{hash:016x}");
-        Self {
-            target: text(fingerprint(norm)),
-            prompts: text(fingerprint(tokens.flat_map(u32::to_le_bytes))),
-        }
+        let prompts = format!("{:016x}", fingerprint(tokens.flat_map(u32::to_le_bytes)));
+        Self { target: target_hash(target), prompts }
     }
+}
+
+/// A hash of a target's final norm, which no two models share.
+pub fn target_hash<B: Backend>(target: &Target<B>) -> String {
+    let norm = target.norm().weight.val().into_data();
+    format!("{:016x}", fingerprint(norm.iter::<f32>().flat_map(f32::to_le_bytes)))
 }
 
 /// The folder.

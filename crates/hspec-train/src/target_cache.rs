@@ -9,10 +9,20 @@
 //!
 //! all little-endian. The last state stands *behind* the target's final norm, other than in this crate's
 //! [`Packed`](crate::pack::Packed). Layer ids name outputs there and inputs here: one is added.
+//!
+//! As a source of features it serves drafters that read no keys and values, which it does not hold. Divided by
+//! the norm's weight, the last state is one that the norm maps back to what is stored.
 
-use hspec_core::{Error, Result, TokenId, checkpoint::read_json};
+use crate::{
+    feature_cache::{columns, key},
+    features::{Cached, Reads, Stored},
+    responses::Response,
+};
+use burn::tensor::{TensorData, backend::Backend};
+use hspec_core::{Error, Result, TokenId, checkpoint::read_json, target::Target};
 use serde::Deserialize;
 use std::{
+    collections::HashMap,
     fs::File,
     io::{Read, Seek, SeekFrom},
     path::{Path, PathBuf},
@@ -51,6 +61,8 @@ struct Record {
 /// A folder of cached target features.
 #[derive(Debug)]
 pub struct TargetCache {
+    /// Named in errors.
+    manifest: PathBuf,
     shards: Vec<PathBuf>,
     records: Vec<Record>,
     layers: Vec<usize>,
@@ -112,7 +124,8 @@ impl TargetCache {
             }
             shards.push(dir.join(&shard.file_name));
         }
-        let mut cache = Self { shards, records: Vec::new(), layers, hidden_size: manifest.hidden_size };
+        let hidden_size = manifest.hidden_size;
+        let mut cache = Self { manifest: file, shards, records: Vec::new(), layers, hidden_size };
         cache.read_index(&dir.join("samples.idx"), manifest.num_samples)?;
         Ok(cache)
     }
@@ -211,5 +224,99 @@ impl TargetCache {
         }
         let ids = ids.into_iter().map(|id| TokenId(id as u32)).collect();
         Ok(CachedSample { ids, attention_mask, loss_mask, features, last })
+    }
+}
+
+impl CachedSample {
+    /// The sample as a document without its padding, to train on; none if it has no supervised token or nothing
+    /// else.
+    pub fn document(&self, id: String) -> Option<Response> {
+        let real = |i: &usize| self.attention_mask[*i];
+        let places: Vec<usize> = (0..self.ids.len()).filter(real).collect();
+        let ids: Vec<TokenId> = places.iter().map(|&i| self.ids[i]).collect();
+        let mask: Vec<bool> = places.iter().map(|&i| self.loss_mask[i]).collect();
+        let document = Response::supervised_by(id, &ids, &mask);
+        document.check(Path::new("sample"), "").is_ok().then_some(document)
+    }
+}
+
+/// A cache whose samples are found by their tokens.
+pub struct ByTokens {
+    cache: TargetCache,
+    samples: HashMap<String, usize>,
+}
+
+impl TargetCache {
+    /// Finds samples by their tokens.
+    ///
+    /// # Errors
+    /// Those of [`TargetCache::sample`].
+    pub fn by_tokens(self) -> Result<ByTokens> {
+        let mut samples = HashMap::new();
+        for (i, document) in self.documents()? {
+            samples.insert(key(&document), i);
+        }
+        Ok(ByTokens { cache: self, samples })
+    }
+
+    /// The samples that can be learned from, with their numbers.
+    ///
+    /// # Errors
+    /// Those of [`TargetCache::sample`].
+    pub fn documents(&self) -> Result<Vec<(usize, Response)>> {
+        let mut documents = Vec::new();
+        for i in 0..self.len() {
+            documents.extend(self.sample(i)?.document(i.to_string()).map(|document| (i, document)));
+        }
+        Ok(documents)
+    }
+}
+
+impl<B: Backend> Cached<B> for ByTokens {
+    fn check(&self, reads: &Reads, target: &Target<B>) -> Result<()> {
+        let cache = &self.cache;
+        let refuse = |field, found: String, expected: String| {
+            Err(Error::invalid(&cache.manifest, field, found, expected))
+        };
+        let size = target.config().hidden_size;
+        if cache.hidden_size != size {
+            return refuse("hidden_size", cache.hidden_size.to_string(), format!("{size}, the target's"));
+        }
+        if !reads.kv.is_empty() {
+            let expected = format!("those of layers {:?}, which the drafter reads", reads.layers());
+            return refuse("keys and values", "none".into(), expected);
+        }
+        if reads.hidden.iter().any(|layer| !cache.layers.contains(layer)) {
+            let ids = |layers: &[usize]| layers.iter().map(|&l| l as i64 - 1).collect::<Vec<_>>();
+            let expected = format!("at least {:?}, which the drafter reads", ids(&reads.hidden));
+            return refuse("target_layer_ids", format!("{:?}", ids(&cache.layers)), expected);
+        }
+        Ok(())
+    }
+
+    fn read(&mut self, document: &Response, reads: &Reads, target: &Target<B>) -> Result<Stored> {
+        let Some(&i) = self.samples.get(&key(document)) else {
+            let found = format!("document {:?}", document.id);
+            return Err(Error::invalid(&self.cache.manifest, found, "no such sample", "one with its tokens"));
+        };
+        let sample = self.cache.sample(i)?;
+        let (h, layers) = (self.cache.hidden_size, self.cache.layers.len());
+        let norm: Vec<f32> = target.norm().weight.val().into_data().iter::<f32>().collect();
+        let real = |width: usize, values: &[f32]| -> Vec<f32> {
+            let rows = values.chunks_exact(width).zip(&sample.attention_mask);
+            rows.filter(|(_, real)| **real).flat_map(|(row, _)| row).copied().collect()
+        };
+        let mut last = real(h, &sample.last);
+        for row in last.chunks_exact_mut(h) {
+            // A weight of zero hides its column whatever stands there.
+            row.iter_mut().zip(&norm).for_each(|(x, w)| *x = if *w == 0.0 { 0.0 } else { *x / w });
+        }
+        let tokens = document.tokens();
+        let fused = TensorData::new(real(layers * h, &sample.features), [tokens, layers * h]);
+        Ok(Stored {
+            fused: columns(fused, &self.cache.layers, &reads.hidden, h),
+            last: TensorData::new(last, [tokens, h]),
+            layers: Vec::new(),
+        })
     }
 }

@@ -3,6 +3,7 @@
 pub use crate::events::{Event, Finish, Simulation, StepMetrics};
 
 use crate::{
+    feature_cache,
     features::FeatureStore,
     feed::{self, Pack, feed},
     kinds::{Learner, Start},
@@ -114,7 +115,7 @@ impl<B: AutodiffBackend> Trainer<'_, B> {
         dir.rewind_metrics(state.progress.step)?;
         report(Event::Start {
             documents: training.len(),
-            supervised: training.iter().map(|r| r.response_ids.len()).sum(),
+            supervised: training.iter().map(Response::supervised).sum(),
             coverage: vocab::coverage(training, L::vocab(&state.drafter).targets()),
             parameters: state.drafter.footprint().params_trainable,
             resumed_at: state.progress.step,
@@ -126,7 +127,11 @@ impl<B: AutodiffBackend> Trainer<'_, B> {
             dir.log(&simulation)?;
             report(Event::Simulated(&simulation));
         }
-        let store = FeatureStore::new(self.target, &L::reads(&state.drafter), recipe.feature_cache_mib << 20);
+        let reads = L::reads(&state.drafter);
+        let mut store = FeatureStore::new(self.target, reads, recipe.feature_cache_mib << 20);
+        if let Some(dir) = &self.recipe.data.cache {
+            store = store.cached(feature_cache::open(dir)?)?;
+        }
         let progress = state.progress.clone();
         let until = self.limit.map(|limit| start + limit);
         std::thread::scope(|scope| {

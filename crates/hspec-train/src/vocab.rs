@@ -13,7 +13,7 @@ pub fn most_frequent(
     size: usize,
 ) -> Vec<TokenId> {
     let mut counts = vec![0u64; vocab];
-    for token in responses.iter().flat_map(|r| &r.response_ids) {
+    for token in responses.iter().flat_map(Response::supervised_ids) {
         if let Some(count) = counts.get_mut(token.index()) {
             *count += 1;
         }
@@ -33,7 +33,7 @@ pub fn most_frequent(
 
 /// Share of the response tokens that a vocabulary holds.
 pub fn coverage(responses: &[Response], kept: &[TokenId]) -> f64 {
-    let tokens = responses.iter().flat_map(|r| &r.response_ids);
+    let tokens = responses.iter().flat_map(Response::supervised_ids);
     let inside = tokens.clone().filter(|t| kept.binary_search(t).is_ok()).count();
     inside as f64 / (tokens.count() as f64).max(1.0)
 }
@@ -45,8 +45,7 @@ mod tests {
     #[test]
     fn frequent_tokens_first_then_the_lowest_unused() {
         let ids = |v: &[u32]| v.iter().copied().map(TokenId).collect::<Vec<_>>();
-        let response =
-            Response { id: "a".into(), prompt_ids: ids(&[9]), response_ids: ids(&[7, 5, 7, 6, 5]) };
+        let response = Response::new("a", ids(&[9]), ids(&[7, 5, 7, 6, 5]));
         let responses = [response];
         assert_eq!(most_frequent(&responses, &[], 10, 2), ids(&[5, 7]));
         assert_eq!(most_frequent(&responses, &[], 10, 5), ids(&[0, 1, 5, 6, 7]));

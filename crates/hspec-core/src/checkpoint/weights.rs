@@ -39,13 +39,25 @@ impl Weights {
         Ok(Self { path: path.to_owned(), files })
     }
 
+    /// Opens one safetensors file, whatever its name.
+    ///
+    /// # Errors
+    /// As [`Weights::open`].
+    pub fn open_file(path: &Path) -> Result<Self> {
+        Ok(Self { path: path.to_owned(), files: Self::single(path)? })
+    }
+
+    fn single(path: &Path) -> Result<Files> {
+        let file = SafetensorsFile::open(path)?;
+        let holder = file.names().into_iter().map(|name| (name, 0)).collect();
+        Ok(Files::Safetensors(vec![file], holder))
+    }
+
     fn open_folder(folder: &Path) -> Result<Files> {
         std::fs::metadata(folder).map_err(Error::io(folder))?;
         let (single, index) = (folder.join("model.safetensors"), folder.join("model.safetensors.index.json"));
         if single.exists() {
-            let file = SafetensorsFile::open(&single)?;
-            let holder = file.names().into_iter().map(|name| (name, 0)).collect();
-            return Ok(Files::Safetensors(vec![file], holder));
+            return Self::single(&single);
         }
         if !index.exists() {
             let expected = "model.safetensors or model.safetensors.index.json in it, or a .gguf file";

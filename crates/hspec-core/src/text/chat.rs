@@ -26,6 +26,16 @@ impl Message {
     pub fn user(content: impl Into<String>) -> Self {
         Self { role: "user".to_owned(), content: content.into() }
     }
+
+    /// A turn of the assistant.
+    pub fn assistant(content: impl Into<String>) -> Self {
+        Self { role: "assistant".to_owned(), content: content.into() }
+    }
+
+    /// Whether the assistant speaks.
+    pub fn is_assistant(&self) -> bool {
+        self.role == "assistant"
+    }
 }
 
 /// A model's chat template, rendered as Hugging Face's tools do: Jinja with Python's methods, blocks that
@@ -47,6 +57,7 @@ impl Message {
 /// ```
 pub struct ChatTemplate {
     file: PathBuf,
+    hash: String,
     environment: Environment<'static>,
     /// `bos_token` and the like.
     special: BTreeMap<&'static str, String>,
@@ -87,8 +98,16 @@ impl ChatTemplate {
         environment.add_function("raise_exception", raise_exception);
         environment.add_function("strftime_now", strftime_now);
         environment.add_filter("tojson", tojson);
-        environment.add_template_owned(NAME, source).map_err(invalid)?;
-        Ok(Self { file, environment, special })
+        let parts = special.iter().flat_map(|(name, token)| [*name, token.as_str()]);
+        let bytes = std::iter::once(source.as_str()).chain(parts).flat_map(|s| s.bytes().chain([0]));
+        let hash = format!("{:016x}", hspec_nn::params::fingerprint(bytes));
+        environment.add_template_owned(NAME, without_generation_tags(&source)).map_err(invalid)?;
+        Ok(Self { file, hash, environment, special })
+    }
+
+    /// A hash of the template and of the special tokens that it writes: the same for all that render alike.
+    pub fn hash(&self) -> &str {
+        &self.hash
     }
 
     /// The text of a conversation; with `add_generation_prompt` it ends where the assistant's next turn
@@ -116,6 +135,27 @@ impl ChatTemplate {
             None => Error::invalid(&self.file, NAME, e.to_string(), "a template that renders these messages"),
         })
     }
+}
+
+/// Trainers mark the assistant's text in a template with `{% generation %}` .. `{% endgeneration %}`, which no
+/// Jinja knows. Where blocks end a line counts, so that another block takes the place of each.
+fn without_generation_tags(source: &str) -> String {
+    let mut parts = source.split("{%");
+    let mut text = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        text += "{%";
+        let inside = part.trim_start_matches(['-', '+']).trim_start();
+        let known = ["generation", "endgeneration"].iter().zip(["if true", "endif"]).find(|(tag, _)| {
+            let rest =
+                inside.strip_prefix(**tag).map(|rest| rest.trim_start().trim_start_matches(['-', '+']));
+            rest.is_some_and(|rest| rest.starts_with("%}"))
+        });
+        match known {
+            Some((tag, other)) => text += &part.replacen(tag, other, 1),
+            None => text += part,
+        }
+    }
+    text
 }
 
 fn listed_template(config: &serde_json::Value) -> Option<&str> {
@@ -198,6 +238,15 @@ mod tests {
         ] {
             assert_eq!(render(source, &two).unwrap(), expected, "{source}");
         }
+    }
+
+    /// Templates that mark what to train on were once no Jinja.
+    #[test]
+    fn generation_tags_change_no_text() {
+        let source =
+            "{% for m in messages %}\n{%- generation -%}\n {{ m.content }}{% endgeneration %}\n.{% endfor %}";
+        assert_eq!(render(source, &[Message::user("a"), Message::user("b")]).unwrap(), "a.b.");
+        assert_eq!(without_generation_tags("{% set generation = 1 %}"), "{% set generation = 1 %}");
     }
 
     #[test]

@@ -3,6 +3,7 @@
 
 mod chat;
 mod clock;
+mod spans;
 mod stop;
 mod stream;
 #[cfg(test)]
@@ -10,6 +11,7 @@ mod testing;
 mod tokenizer;
 
 pub use chat::{ChatTemplate, Message};
+pub use spans::Rendered;
 pub use stop::{Piece, StopHit, StopStrings};
 pub use stream::TextStream;
 pub use tokenizer::Tokenizer;

@@ -27,6 +27,13 @@ pub(super) fn tokenizer() -> Tokenizer {
 }
 
 fn build() -> Tokenizer {
+    let dir = tempfile::tempdir().unwrap();
+    write(dir.path());
+    Tokenizer::open(dir.path()).unwrap()
+}
+
+/// Writes its file into a folder.
+pub(super) fn write(dir: &std::path::Path) {
     let alphabet = alphabet();
     let mut vocabulary = Map::from_iter([("<end>".to_owned(), Value::from(0))]);
     for &c in &alphabet {
@@ -51,7 +58,5 @@ fn build() -> Tokenizer {
         "pre_tokenizer": bytes, "post_processor": null, "decoder": bytes,
         "model": {"type": "BPE", "vocab": vocabulary, "merges": merges},
     });
-    let dir = tempfile::tempdir().unwrap();
-    std::fs::write(dir.path().join("tokenizer.json"), file.to_string()).unwrap();
-    Tokenizer::open(dir.path()).unwrap()
+    std::fs::write(dir.join("tokenizer.json"), file.to_string()).unwrap();
 }

@@ -45,12 +45,13 @@ impl Tokenizer {
     /// # Errors
     /// [`Error::Request`] where the tokenizer cannot express the text.
     pub fn encode(&self, text: &str) -> Result<Vec<TokenId>> {
-        let encoding = self.inner.encode_fast(text, false).map_err(|e| Error::Request {
-            what: "text",
-            found: e.to_string(),
-            expected: "a text that the tokenizer can express".to_owned(),
-        })?;
+        let encoding = self.inner.encode_fast(text, false).map_err(inexpressible)?;
         Ok(encoding.get_ids().iter().copied().map(TokenId).collect())
+    }
+
+    /// Tokens of a text with the bytes that each stands for.
+    pub(super) fn encoding(&self, text: &str) -> Result<tokenizers::Encoding> {
+        self.inner.encode(text, false).map_err(inexpressible)
     }
 
     /// The text of tokens. Bytes that are no UTF-8 become U+FFFD; ids beyond the vocabulary count as
@@ -78,9 +79,22 @@ impl Tokenizer {
         self.eos.to_vec()
     }
 
+    /// Whether a token ends a response.
+    pub(super) fn ends(&self, id: u32) -> bool {
+        self.eos.contains(&TokenId(id))
+    }
+
     /// The id of a token written as in the vocabulary.
     pub fn token_id(&self, token: &str) -> Option<TokenId> {
         self.inner.token_to_id(token).map(TokenId)
+    }
+}
+
+fn inexpressible(error: tokenizers::Error) -> Error {
+    Error::Request {
+        what: "text",
+        found: error.to_string(),
+        expected: "a text that the tokenizer can express".to_owned(),
     }
 }
 

@@ -4,7 +4,7 @@ mod data;
 mod shape;
 mod train;
 
-pub use data::Data;
+pub use data::{Data, GivenAnswers};
 pub use shape::{
     DFlash2Shape, DFlashShape, DSparkShape, DominoShape, Eagle3Shape, HSpecShape, PEagleShape, Shape,
 };
@@ -116,6 +116,28 @@ mod tests {
         let recipe = read(MINIMAL).unwrap();
         assert_eq!(recipe.train.gamma, 4.0);
         assert_eq!(read(&recipe.resolved()).unwrap(), recipe);
+    }
+
+    /// The paper mixes two sources 60 to 40.
+    #[test]
+    fn prompt_files_have_weights_or_not() {
+        let data = |text: &str| read(&format!("[data]\n{text}\n{MINIMAL}"));
+        for (text, weights) in [
+            ("prompts = [\"a:1\", \"b\"]", [None, None]),
+            (
+                "prompts = [{ file = \"a:1\", weight = 0.6 }, { file = \"b\", weight = 0.4 }]",
+                [Some(0.6), Some(0.4)],
+            ),
+        ] {
+            let recipe = data(text).unwrap();
+            let found: Vec<_> = recipe.data.prompts.iter().map(|p| p.weight).collect();
+            assert_eq!(found, weights);
+            assert_eq!(recipe.data.prompts[0].file.to_str(), Some("a:1"));
+            assert_eq!(read(&recipe.resolved()).unwrap(), recipe);
+        }
+        assert!(data("prompts = [{ file = \"a\", wait = 1 }]").is_err());
+        assert!(data("top_p = 1.5").unwrap_err().to_string().contains("data.top_p: found 1.5"));
+        assert!(data("given_answers = \"some\"").unwrap_err().to_string().contains("given_answers"));
     }
 
     #[test]

@@ -259,7 +259,7 @@ fn interrupted_answers_are_continued() {
     .unwrap();
     assert_eq!(all, again);
     assert!(first.unwrap() > 0, "whole answers were kept");
-    assert_eq!(hspec_train::responses::read(&path).unwrap().len(), all.len());
+    assert_eq!(hspec_train::responses::read(&path).unwrap().1.len(), all.len());
     let mut other = prompts();
     other[0].ids.push(TokenId(9));
     let error = answer(&target, &other, &sampling, &path, &mut |_, _| {}).unwrap_err().to_string();

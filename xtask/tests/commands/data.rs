@@ -1,0 +1,172 @@
+//! From prompts to a drafter by the commands that a user chains.
+
+use crate::scene::Scene;
+use serde_json::Value;
+
+const TEMPLATE: &str = "{% for m in messages %}{% if m.role == 'user' %}w5 {% else %}w6 {% endif %}{{ m.content }} w7 \
+    {% endfor %}{% if add_generation_prompt %}w6 {% endif %}";
+
+const RECIPE: &str = r#"
+    [data]
+    validation = 2
+    [drafter]
+    block_pattern = "mamba mlp mamba attention mlp"
+    fusion_layers = [1, 2, 3]
+    kv_layers = [3]
+    intermediate_size = 32
+    mamba_heads = 2
+    mamba_head_dim = 8
+    mamba_groups = 1
+    draft_vocab = 160
+    markov_rank = 16
+    mask_token = 500
+    [train]
+    steps = 3
+    tokens_per_step = 60
+    anchors_per_step = 12
+    warm_start = "attention"
+    optimizer = "adamw"
+    lr = 1e-3
+    ce = 0.5
+    tv = 0.5
+    evaluate_tokens = 4
+"#;
+
+fn scene() -> Scene {
+    let scene = Scene::new();
+    scene.write("target/chat_template.jinja", TEMPLATE);
+    let prompt =
+        |i: usize| format!("{{\"id\":\"p{i}\",\"turns\":[\"w{} w{}\",\"w9\"]}}\n", 20 + i, 40 + 3 * i);
+    scene.write("talk.jsonl", &(0..6).map(prompt).collect::<String>());
+    scene.write("recipe.toml", RECIPE);
+    scene
+}
+
+const DISTILL: &[&str] = &[
+    "distill",
+    "--target",
+    "target",
+    "--prompts",
+    "talk.jsonl",
+    "--out",
+    "r.jsonl",
+    "--max-new-tokens",
+    "12",
+    "--temperature",
+    "0.8",
+    "--seed",
+    "3",
+];
+
+fn lines(scene: &Scene) -> Vec<Value> {
+    let text = std::fs::read_to_string(scene.path("r.jsonl")).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+#[test]
+fn distill_cache_and_train_are_a_chain() {
+    let scene = scene();
+    let told = scene.run(&[DISTILL, &["--json"]].concat()).json();
+    assert_eq!((&told["prompts"], &told["too_long"], &told["given"]), (&6.into(), &0.into(), &0.into()));
+    let lines = lines(&scene);
+    assert_eq!(lines.len(), 1 + 12);
+    assert_eq!((&lines[0]["template"], &lines[0]["temperature"]), (&told["template"], &0.8.into()));
+    let finish = |name: &str| lines[1..].iter().filter(|line| line["finish"] == name).count();
+    assert_eq!((finish("stop"), finish("length")), (count(&told, "stopped"), count(&told, "cut")));
+    let tokens: usize = lines[1..].iter().map(|line| line["response_ids"].as_array().unwrap().len()).sum();
+    assert_eq!((count(&told, "new_tokens"), count(&told, "supervised_tokens")), (tokens, tokens));
+
+    // What is there is not answered again, and is shown.
+    let again = scene.run(&[DISTILL, &["--show-mask", "2"]].concat());
+    assert_eq!((again.code, again.stdout.as_str()), (Some(0), "r.jsonl\n"), "{}", again.stderr);
+    let sample: Vec<&str> = again.stderr.split("--- ").collect();
+    assert_eq!(sample.len(), 3, "{}", again.stderr);
+    assert!(
+        sample[1].contains("tokens are supervised\nw5 ") && sample[1].matches('⟦').count() == 2,
+        "{}",
+        sample[1]
+    );
+    assert_eq!(self::lines(&scene), lines);
+
+    let cache = [
+        "cache",
+        "--target",
+        "target",
+        "--responses",
+        "r.jsonl",
+        "--layers",
+        "1",
+        "2",
+        "3",
+        "--out",
+        "features",
+    ];
+    let cached = scene.run(&[&cache[..], &["--kv-layers", "3", "--json"]].concat()).json();
+    // Word-level tokens survive the way through text, so that both turns are one document.
+    assert_eq!(cached["documents"], 6);
+    let width = (3 + 1) * 64 + 2 * count(&lines_config(&scene), "kv");
+    assert_eq!(cached["bytes_per_token"], 4 * width);
+
+    let train = |out: &str, more: &[&str]| {
+        let args = [
+            "train",
+            "--target",
+            "target",
+            "--recipe",
+            "recipe.toml",
+            "--responses",
+            "r.jsonl",
+            "--out",
+            out,
+        ];
+        scene.run(&[&args[..], more].concat())
+    };
+    for (out, more) in [("online", &["--show-mask", "1"][..]), ("offline", &["--cache", "features"])] {
+        let ended = train(out, more);
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        assert_eq!(ended.stderr.contains('⟦'), out == "online");
+    }
+    let weights = |out: &str| std::fs::read(scene.path(out).join("best/model.safetensors")).unwrap();
+    assert!(weights("online") == weights("offline"), "the same drafter");
+
+    // Another template than the one that the answers were made with.
+    scene.write("target/chat_template.jinja", &TEMPLATE.replace("w7", "w8"));
+    let ended = train("other", &[]);
+    assert_eq!(ended.code, Some(1));
+    assert!(ended.stderr.contains("r.jsonl: line 1, template: found "), "{}", ended.stderr);
+    let ended = scene.run(DISTILL);
+    assert!(ended.stderr.contains("r.jsonl: line 1, template: found "), "{}", ended.stderr);
+}
+
+fn count(value: &Value, key: &str) -> usize {
+    value[key].as_u64().unwrap() as usize
+}
+
+fn lines_config(scene: &Scene) -> Value {
+    let config: Value =
+        serde_json::from_slice(&std::fs::read(scene.path("target/config.json")).unwrap()).unwrap();
+    let heads = count(&config, "num_attention_heads");
+    let head_dim = config["head_dim"].as_u64().map_or(64 / heads, |d| d as usize);
+    serde_json::json!({ "kv": count(&config, "num_key_value_heads") * head_dim })
+}
+
+#[test]
+fn distill_refuses_what_cannot_be_right() {
+    let scene = scene();
+    let prompts = DISTILL.iter().position(|a| *a == "talk.jsonl").unwrap();
+    let with = |more: &[&'static str]| [DISTILL, more].concat();
+    // Behind the file that the command names anyway.
+    let beside = |more: &[&'static str]| [&DISTILL[..=prompts], more, &DISTILL[prompts + 1..]].concat();
+    for (args, code, part) in [
+        (beside(&["prompts.jsonl:0"]), 2, "finite weight above 0"),
+        (beside(&["prompts.jsonl:1"]), 1, "all have a weight, or none"),
+        (with(&["--max-new-tokens", "4000000000"]), 1, "the target's context has"),
+        (with(&["--max-prompt-tokens", "2"]), 1, "no prompt is left: 6 of 6 are longer than 2 tokens"),
+        (with(&["--given-answers", "some"]), 2, "context and supervised"),
+        (with(&["--target", "other"]), 1, "no chat template"),
+    ] {
+        let ended = scene.run(&args);
+        assert_eq!(ended.code, Some(code), "{args:?}: {}", ended.stderr);
+        assert!(ended.stderr.contains(part), "{args:?}: {}", ended.stderr);
+    }
+}
