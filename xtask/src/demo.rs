@@ -117,15 +117,7 @@ fn train<B: Backend>(model: &Model<B>, workspace: &Path) -> anyhow::Result<PathB
     let prompts = read_prompts(&workspace.join("assets/prompts/demo-train.jsonl"))?;
     let out = workspace.join("runs/smollm2-135m-demo");
     eprintln!("training a drafter into {}, after which it is tried", out.display());
-    let run = Run {
-        recipe_file: &recipe_file,
-        out: &out,
-        resume: true,
-        init: None,
-        limit: None,
-        #[cfg(feature = "collective")]
-        devices: 1,
-    };
+    let run = Run { recipe_file: &recipe_file, out: &out, resume: true, init: None, limit: None, devices: 1 };
     run.train(model, &recipe, &prompts)
         .with_context(|| format!("{}: remove it to train anew", out.display()))?;
     Ok(out.join("best"))

@@ -96,7 +96,6 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         resume: args.resume,
         init: args.init.as_deref(),
         limit: args.max_minutes,
-        #[cfg(feature = "collective")]
         devices: args.devices,
     };
     let Finish { step, steps } = with_backend!(args.backend, |B, device| {
@@ -161,7 +160,6 @@ pub(crate) struct Run<'a> {
     /// Time after which to stop.
     pub(crate) limit: Option<Duration>,
     /// Devices that share a step's rows.
-    #[cfg(feature = "collective")]
     pub(crate) devices: u16,
 }
 
@@ -186,7 +184,6 @@ impl Run<'_> {
             target_name: &name,
             stop_tokens: &model.eos,
             init: self.init,
-            #[cfg(feature = "collective")]
             devices: &devices::<B>(model.target.device(), self.devices)?,
             limit: self.limit,
         };
@@ -197,7 +194,6 @@ impl Run<'_> {
 
 /// The first `n` devices of a kind, from the given one. Where the kind has one device only, as a CPU is, all
 /// are that one.
-#[cfg(feature = "collective")]
 fn devices<B: Backend>(first: &B::Device, n: u16) -> anyhow::Result<Vec<B::Device>> {
     use burn::prelude::DeviceOps;
     let mut id = first.to_id();

@@ -36,7 +36,7 @@ pub fn sum<B: AutodiffBackend, L: Learner<B>>(
     let mut shares: Vec<Vec<Row<B::InnerBackend>>> = devices.iter().map(|_| Vec::new()).collect();
     for (i, row) in rows.into_iter().enumerate() {
         let device = i % devices.len();
-        shares[device].push(row.to_device(&devices[device]));
+        shares[device].push(row.on_device(&devices[device]));
     }
     let peers: Vec<Peer<B, L>> = std::thread::scope(|scope| {
         let workers: Vec<_> = shares

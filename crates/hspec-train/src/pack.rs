@@ -164,7 +164,7 @@ impl<B: Backend> Packed<B> {
     }
 
     /// The row on another device.
-    pub fn to_device(self, device: &B::Device) -> Self {
+    pub fn on_device(self, device: &B::Device) -> Self {
         let prefix =
             |p: Prefix<B>| Prefix { keys: p.keys.to_device(device), values: p.values.to_device(device) };
         Self {
