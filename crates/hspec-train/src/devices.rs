@@ -8,7 +8,7 @@ use crate::{
     step::{self, Row, Sum},
 };
 use burn::{
-    module::{AutodiffModule, Module, ModuleVisitor, Param},
+    module::{Module, ModuleVisitor, Param},
     optim::GradientsParams,
     tensor::{Tensor, TensorPrimitive, backend::AutodiffBackend},
 };
@@ -43,7 +43,7 @@ pub fn sum<B: AutodiffBackend, L: Learner<B>>(
             .into_iter()
             .zip(devices)
             .map(|(rows, device)| {
-                let (mut learner, judge) = (learner.clone(), judge.clone().to_device(device));
+                let (mut learner, judge) = (learner.clone(), judge.clone().on_device(device));
                 scope.spawn(move || {
                     learner.replace(learner.module().clone().fork(device));
                     let sum = step::sum(&learner, rows, &judge, config)?;
