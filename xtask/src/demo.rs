@@ -124,7 +124,6 @@ fn train<B: Backend>(model: &Model<B>, workspace: &Path) -> anyhow::Result<PathB
         init: None,
         limit: None,
         show_mask: 0,
-        #[cfg(feature = "collective")]
         devices: 1,
     };
     run.train(model, &recipe, Some(&prompts))

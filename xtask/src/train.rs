@@ -115,7 +115,6 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         resume: args.resume,
         init: args.init.as_deref(),
         limit: args.max_minutes,
-        #[cfg(feature = "collective")]
         devices: args.devices,
         show_mask: args.show_mask,
     };
@@ -161,7 +160,6 @@ pub(crate) struct Run<'a> {
     /// Time after which to stop.
     pub(crate) limit: Option<Duration>,
     /// Devices that share a step's rows.
-    #[cfg(feature = "collective")]
     pub(crate) devices: u16,
     /// Samples to show.
     pub(crate) show_mask: usize,
@@ -203,7 +201,6 @@ impl Run<'_> {
             target_name: &name,
             stop_tokens: &model.eos,
             init: self.init,
-            #[cfg(feature = "collective")]
             devices: &devices::<B>(model.target.device(), self.devices)?,
             limit: self.limit,
         };
@@ -226,7 +223,6 @@ impl Run<'_> {
 
 /// The first `n` devices of a kind, from the given one. Where the kind has one device only, as a CPU is, all
 /// are that one.
-#[cfg(feature = "collective")]
 fn devices<B: Backend>(first: &B::Device, n: u16) -> anyhow::Result<Vec<B::Device>> {
     use burn::prelude::DeviceOps;
     let mut id = first.to_id();

@@ -8,7 +8,7 @@ use crate::{
     step::{self, Row, Sum},
 };
 use burn::{
-    module::{AutodiffModule, Module, ModuleVisitor, Param},
+    module::{Module, ModuleVisitor, Param},
     optim::GradientsParams,
     tensor::{Tensor, TensorPrimitive, backend::AutodiffBackend},
 };
@@ -36,14 +36,14 @@ pub fn sum<B: AutodiffBackend, L: Learner<B>>(
     let mut shares: Vec<Vec<Row<B::InnerBackend>>> = devices.iter().map(|_| Vec::new()).collect();
     for (i, row) in rows.into_iter().enumerate() {
         let device = i % devices.len();
-        shares[device].push(row.to_device(&devices[device]));
+        shares[device].push(row.on_device(&devices[device]));
     }
     let peers: Vec<Peer<B, L>> = std::thread::scope(|scope| {
         let workers: Vec<_> = shares
             .into_iter()
             .zip(devices)
             .map(|(rows, device)| {
-                let (mut learner, judge) = (learner.clone(), judge.clone().to_device(device));
+                let (mut learner, judge) = (learner.clone(), judge.clone().on_device(device));
                 scope.spawn(move || {
                     learner.replace(learner.module().clone().fork(device));
                     let sum = step::sum(&learner, rows, &judge, config)?;

@@ -1,9 +1,12 @@
 //! Documents packed into one row, anchors drawn from it, and the blocks that follow from them.
 
 use crate::loss::Slots;
-use burn::tensor::{
-    Int, Tensor, TensorData,
-    backend::{AutodiffBackend, Backend},
+use burn::{
+    module::Module,
+    tensor::{
+        Int, Tensor, TensorData,
+        backend::{AutodiffBackend, Backend},
+    },
 };
 use hspec_attn::{Anchor, Position, Prefix};
 use hspec_core::TokenId;
@@ -75,6 +78,13 @@ pub struct Judge<B: Backend> {
     pub norm: RmsNorm<B>,
     /// `[Vd, H]`.
     pub head: Linear<B>,
+}
+
+impl<B: Backend> Judge<B> {
+    /// The same on another device.
+    pub fn on_device(self, device: &B::Device) -> Self {
+        Self { norm: self.norm.to_device(device), head: self.head.to_device(device) }
+    }
 }
 
 /// A forward pass over a row and what the loss compares. `n` blocks of `K` slots; where pairs are drafted
@@ -164,7 +174,7 @@ impl<B: Backend> Packed<B> {
     }
 
     /// The row on another device.
-    pub fn to_device(self, device: &B::Device) -> Self {
+    pub fn on_device(self, device: &B::Device) -> Self {
         let prefix =
             |p: Prefix<B>| Prefix { keys: p.keys.to_device(device), values: p.values.to_device(device) };
         Self {

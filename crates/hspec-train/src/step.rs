@@ -25,8 +25,8 @@ pub struct Row<B: Backend> {
 
 impl<B: Backend> Row<B> {
     /// The row on another device.
-    pub fn to_device(self, device: &B::Device) -> Self {
-        Self { packed: self.packed.to_device(device), draw: self.draw }
+    pub fn on_device(self, device: &B::Device) -> Self {
+        Self { packed: self.packed.on_device(device), draw: self.draw }
     }
 }
 

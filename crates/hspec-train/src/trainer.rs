@@ -46,7 +46,7 @@ pub struct Trainer<'a, B: AutodiffBackend> {
     /// A drafter to start from instead of a fresh one.
     pub init: Option<&'a Path>,
     /// Devices that share the rows of a step, the target's first; one, or none, for the target's alone.
-    #[cfg(feature = "collective")]
+    /// More than one need the feature `collective`.
     pub devices: &'a [B::Device],
     /// Time after which the run stops behind a step, with a checkpoint.
     pub limit: Option<Duration>,
@@ -270,9 +270,11 @@ impl<B: AutodiffBackend> Trainer<'_, B> {
         judge: &Judge<B::InnerBackend>,
         config: &LossConfig,
     ) -> Result<Option<Sum>> {
-        #[cfg(feature = "collective")]
         if self.devices.len() > 1 {
+            #[cfg(feature = "collective")]
             return crate::devices::sum(learner, rows, judge, config, self.devices);
+            #[cfg(not(feature = "collective"))]
+            return Err(Error::Mismatch("several devices need the feature collective".into()));
         }
         step::sum(learner, rows, judge, config)
     }

@@ -291,12 +291,7 @@ fn extra(s: &HSpecShape) -> Map<String, Value> {
 }
 
 /// Refuses feed-forward layers that are missing or unused.
-pub(super) fn check_warm_start(
-    shape: &HSpecShape,
-    train: &Loop,
-    _: &TargetConfig,
-    file: &Path,
-) -> Result<()> {
+pub(super) fn check_warm_start(shape: &HSpecShape, train: &Loop, file: &Path) -> Result<()> {
     let words = shape.block_pattern.split_whitespace();
     let mlps = words.filter(|word| word.eq_ignore_ascii_case("mlp")).count();
     let given = &train.mlp_layers;

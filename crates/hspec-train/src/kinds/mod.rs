@@ -157,7 +157,7 @@ pub fn check_warm_start(recipe: &Recipe, target: &TargetConfig, file: &Path) -> 
         return refuse(field, format!("{ids:?}"), format!("none for {kind}"));
     }
     match &recipe.drafter {
-        Shape::HSpec(shape) => hspec::check_warm_start(shape, train, target, file),
+        Shape::HSpec(shape) => hspec::check_warm_start(shape, train, file),
         Shape::DSpark(s) => layers::check_warm_start(s.layers, train, file),
         Shape::DFlash(s) => layers::check_warm_start(s.layers, train, file),
         Shape::DFlash2(s) => layers::check_warm_start(s.layers, train, file),

@@ -98,7 +98,6 @@ fn train(target: &Target<B>, recipe: &Recipe, responses: &[Response], dir: &Path
         target_name: "llama31-tiny",
         stop_tokens: &[TokenId(2)],
         init: None,
-        #[cfg(feature = "collective")]
         devices: &[],
         limit: None,
     };

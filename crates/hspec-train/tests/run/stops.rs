@@ -26,7 +26,6 @@ fn run(
         target_name: "llama31-tiny",
         stop_tokens: &[TokenId(2)],
         init,
-        #[cfg(feature = "collective")]
         devices: &[],
         limit,
     };
