@@ -213,6 +213,12 @@ fn measure<B: Backend>(args: &Args, device: &B::Device) -> anyhow::Result<Docume
 fn peers<B: Backend>(args: &Args, scene: &Scene<B>) -> anyhow::Result<Vec<Peer>> {
     let mut peers = Vec::new();
     if args.peer.is_some() {
+        // Threads that wait for each other by spinning, as PyTorch's do, suffer most where cores are short.
+        if let Some(load) = load().filter(|&load| load > 1.0) {
+            eprintln!(
+                "the machine is busy (load average {load}): a peer's times and the ratios will mislead"
+            );
+        }
         let facts = shape::facts(scene.target.config(), &scene.recipe);
         for dtype in [Dtype::F32, Dtype::Bf16] {
             match Peer::start(dtype, threads(), &facts)? {
@@ -301,6 +307,11 @@ fn alternate(
         done(r + 1);
     }
     Ok(times)
+}
+
+/// Programs that wanted to compute during the last minute, where the system tells.
+fn load() -> Option<f64> {
+    std::fs::read_to_string("/proc/loadavg").ok()?.split_whitespace().next()?.parse().ok()
 }
 
 /// Bytes that are free on the device that computes, where the system tells.
