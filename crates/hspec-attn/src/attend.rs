@@ -4,7 +4,7 @@
 //! Blocks are counted from the first key of a segment, not from the first that is seen, and each query
 //! follows its own maximum: its result is the same, bit for bit, whatever other queries are computed with it.
 
-use hspec_nn::simd::{Body, Op, PANEL, RowGroup, Simd, Tile, Vector, exp, group_rows, pack_rows};
+use hspec_nn::simd::{Body, Op, PANEL, RowGroup, Simd, Tile, Vector, exp, group_rows, pack_rows, turn};
 use std::ops::Range;
 
 /// Keys and values of one head, row by row.
@@ -65,7 +65,10 @@ impl Op for Attend<'_> {
             let end = segment.seen.iter().map(|s| s.end).max().unwrap_or(0);
             for from in (first..end).step_by(PANEL) {
                 let keys = PANEL.min(end - from);
-                turn(&mut turned, segment, from, keys, width);
+                // Lanes without a key get the last one's; no query sees them.
+                turn(&mut turned, PANEL, keys.next_multiple_of(8), |j| {
+                    &segment.keys[(from + j.min(keys - 1)) * segment.stride..][..width]
+                });
                 let (values, stride) = if padded == width {
                     (&segment.values[from * segment.stride..], segment.stride)
                 } else {
@@ -98,10 +101,8 @@ impl Op for Attend<'_> {
                         let lanes: &mut [f32; PANEL] =
                             (&mut block[r * PANEL..(r + 1) * PANEL]).try_into().expect("a panel's lanes");
                         state.weigh(row + r, lanes, seen, padded);
-                        for (to, x) in weights[r..].iter_mut().step_by(together).zip(&lanes[..keys]) {
-                            *to = *x;
-                        }
                     }
+                    turn(&mut weights, together, together, |r| &block[r * PANEL..r * PANEL + keys]);
                     for column in (0..padded).step_by(PANEL) {
                         let weighted = Tile {
                             x: &weights[..keys * together],
@@ -164,18 +165,4 @@ impl Running {
 #[inline(always)]
 fn inside(seen: &Range<usize>, from: usize, keys: usize) -> Range<usize> {
     seen.start.saturating_sub(from).min(keys)..seen.end.saturating_sub(from).min(keys)
-}
-
-/// Keys `from .. from + keys` as `[width, 32]`, the rest zeros.
-#[inline(always)]
-fn turn(turned: &mut [f32], segment: &Segment<'_>, from: usize, keys: usize, width: usize) {
-    if keys < PANEL {
-        turned.fill(0.0);
-    }
-    for j in 0..keys {
-        let key = &segment.keys[(from + j) * segment.stride..][..width];
-        for (to, x) in turned[j..].iter_mut().step_by(PANEL).zip(key) {
-            *to = *x;
-        }
-    }
 }

@@ -28,6 +28,8 @@
 #[cfg(feature = "flex")]
 pub mod flex;
 mod linear;
+#[cfg(feature = "flex")]
+mod memory;
 mod mlp;
 #[cfg(feature = "flex")]
 pub mod multiply;

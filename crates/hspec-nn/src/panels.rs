@@ -2,29 +2,23 @@
 
 use crate::{
     WeightStorage,
+    memory::Memory,
     multiply::Matrix,
     simd::{PANEL, Weight},
 };
 
-/// A cache line of weights: what registers are loaded from must not straddle two.
-#[derive(Clone, Copy)]
-#[repr(C, align(64))]
-struct Line<W>([W; 16]);
-
 /// A matrix `[out, in]` in panels of 32 outputs, `[out / 32, in, 32]`, the last panel filled up with zeros.
 /// A product then reads all weights once, in order, whatever the number of rows.
-#[derive(Clone)]
 pub struct Panels {
     output: usize,
     input: usize,
     stored: Stored,
 }
 
-#[derive(Clone)]
 enum Stored {
-    F32(Vec<Line<f32>>),
+    F32(Memory),
     /// Two bf16 numbers per word, see [`Weight`].
-    Bf16(Vec<Line<u32>>),
+    Bf16(Memory),
 }
 
 impl std::fmt::Debug for Panels {
@@ -37,29 +31,31 @@ impl Panels {
     /// Packs `w: [out, in]`, row-major.
     pub fn pack(w: &[f32], output: usize, input: usize, storage: WeightStorage) -> Self {
         assert_eq!(w.len(), output * input);
-        let row = |o: usize| w.get(o * input..(o + 1) * input);
+        let row = |o: usize| &w[o * input..(o + 1) * input];
         let exact = storage == WeightStorage::Lossless && w.iter().all(|x| x.to_bits() & 0xffff == 0);
         let stored = match if exact { WeightStorage::Bf16 } else { storage } {
             WeightStorage::F32 | WeightStorage::Lossless => {
-                let mut lines = vec![Line([0f32; 16]); output.div_ceil(PANEL) * input * 2];
+                let mut memory = Memory::zeroed::<f32>(output.div_ceil(PANEL) * input * f32::STEP);
+                let weights = memory.weights_mut::<f32>();
                 for o in 0..output {
-                    let (panel, lane) = (o / PANEL * input, o % PANEL);
-                    for (k, &x) in row(o).unwrap_or_default().iter().enumerate() {
-                        lines[(panel + k) * 2 + lane / 16].0[lane % 16] = x;
+                    let to = weights[o / PANEL * input * f32::STEP + o % PANEL..].iter_mut();
+                    for (to, x) in to.step_by(f32::STEP).zip(row(o)) {
+                        *to = *x;
                     }
                 }
-                Stored::F32(lines)
+                Stored::F32(memory)
             }
             WeightStorage::Bf16 => {
-                let mut lines = vec![Line([0u32; 16]); output.div_ceil(PANEL) * input];
+                let mut memory = Memory::zeroed::<u32>(output.div_ceil(PANEL) * input * u32::STEP);
+                let words = memory.weights_mut::<u32>();
                 for o in 0..output {
-                    let (panel, lane) = (o / PANEL * input, o % PANEL);
-                    let shift = if lane < 16 { 16 } else { 0 };
-                    for (k, &x) in row(o).unwrap_or_default().iter().enumerate() {
-                        lines[panel + k].0[lane % 16] |= u32::from(round(x)) << shift;
+                    let (lane, shift) = word(o);
+                    let to = words[o / PANEL * input * u32::STEP + lane..].iter_mut();
+                    for (to, x) in to.step_by(u32::STEP).zip(row(o)) {
+                        *to |= u32::from(round(*x)) << shift;
                     }
                 }
-                Stored::Bf16(lines)
+                Stored::Bf16(memory)
             }
         };
         Self { output, input, stored }
@@ -83,16 +79,16 @@ impl Panels {
         let mut rows = Vec::with_capacity(ids.len() * self.input);
         for o in ids {
             assert!(o < self.output, "row {o} of {}", self.output);
-            let (panel, lane) = (o / PANEL * self.input, o % PANEL);
             match &self.stored {
-                Stored::F32(lines) => {
-                    let lines = lines[panel * 2..].iter().skip(lane / 16).step_by(2);
-                    rows.extend(lines.take(self.input).map(|line| line.0[lane % 16]));
+                Stored::F32(memory) => {
+                    let weights = &memory.weights::<f32>()[o / PANEL * self.input * f32::STEP + o % PANEL..];
+                    rows.extend(weights.iter().step_by(f32::STEP).take(self.input));
                 }
-                Stored::Bf16(lines) => {
-                    let shift = if lane < 16 { 0 } else { 16 };
-                    let lines = lines[panel..panel + self.input].iter();
-                    rows.extend(lines.map(|l| f32::from_bits((l.0[lane % 16] << shift) & 0xffff_0000)));
+                Stored::Bf16(memory) => {
+                    let (lane, shift) = word(o);
+                    let words = &memory.weights::<u32>()[o / PANEL * self.input * u32::STEP + lane..];
+                    let words = words.iter().step_by(u32::STEP).take(self.input);
+                    rows.extend(words.map(|w| f32::from_bits(w >> shift << 16)));
                 }
             }
         }
@@ -106,15 +102,16 @@ impl Panels {
 
     pub(crate) fn matrix(&self) -> Matrix<'_> {
         match &self.stored {
-            Stored::F32(lines) => Matrix::F32(elements(lines)),
-            Stored::Bf16(lines) => Matrix::Bf16(elements(lines)),
+            Stored::F32(memory) => Matrix::F32(memory.weights()),
+            Stored::Bf16(memory) => Matrix::Bf16(memory.weights()),
         }
     }
 }
 
-fn elements<W: Weight>(lines: &[Line<W>]) -> &[W] {
-    // SAFETY: a line is an array of 16 elements without padding, and so is a slice of lines.
-    unsafe { std::slice::from_raw_parts(lines.as_ptr().cast(), lines.len() * 16) }
+/// The word of a step that has an output's bf16 number, and at which bit it begins.
+fn word(output: usize) -> (usize, u32) {
+    let lane = output % PANEL;
+    if lane < PANEL / 2 { (lane, 16) } else { (lane - PANEL / 2, 0) }
 }
 
 /// The upper half of the nearest bf16 number, ties to even; NaN stays NaN.

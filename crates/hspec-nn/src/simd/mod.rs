@@ -16,7 +16,7 @@ mod portable;
 mod tile;
 
 pub use math::{exp, gated, rms_norm};
-pub use tile::{PANEL, RowGroup, Simd, Tile, Weight, group_rows, pack_rows};
+pub use tile::{PANEL, RowGroup, Simd, Tile, Weight, group_rows, pack_rows, turn};
 
 /// A register of floats.
 ///

@@ -54,7 +54,7 @@ pub struct RowGroup {
     pub row: usize,
     /// How many there are.
     pub rows: usize,
-    /// How many are computed: those after `rows` are zeros, and nobody sees them.
+    /// How many are computed: those after `rows` repeat the last one, and nobody sees them.
     pub padded: usize,
     /// Where its block `[inner, padded]` begins among the packed rows.
     pub at: usize,
@@ -84,14 +84,43 @@ pub fn group_rows(body: Body, m: usize, inner: usize) -> Vec<RowGroup> {
 }
 
 /// A group's rows of `x: [.., inner]` turned into `[inner, padded]`.
+#[inline(always)]
 pub fn pack_rows(packed: &mut [f32], x: &[f32], group: RowGroup, inner: usize) {
     let RowGroup { row, rows, padded, .. } = group;
-    for r in 0..rows {
-        let x = &x[(row + r) * inner..(row + r + 1) * inner];
-        for (to, x) in packed[r..].iter_mut().step_by(padded).zip(x) {
-            *to = *x;
+    turn(packed, padded, padded, |r| {
+        let row = row + r.min(rows - 1);
+        &x[row * inner..(row + 1) * inner]
+    });
+}
+
+/// Rows of the same length side by side: number `r < rows` goes to `r, r + stride, r + 2 stride ..`.
+#[inline(always)]
+pub fn turn<'a>(to: &mut [f32], stride: usize, rows: usize, row: impl Fn(usize) -> &'a [f32]) {
+    let mut r = 0;
+    while r < rows {
+        // Stores of neighbours: single floats far apart would be scattered by the slowest of instructions.
+        let to = &mut to[r..];
+        r += match rows - r {
+            8.. => neighbours(
+                to,
+                stride,
+                [row(r), row(r + 1), row(r + 2), row(r + 3), row(r + 4), row(r + 5), row(r + 6), row(r + 7)],
+            ),
+            4.. => neighbours(to, stride, [row(r), row(r + 1), row(r + 2), row(r + 3)]),
+            2.. => neighbours(to, stride, [row(r), row(r + 1)]),
+            _ => neighbours(to, stride, [row(r)]),
+        };
+    }
+}
+
+#[inline(always)]
+fn neighbours<const N: usize>(to: &mut [f32], stride: usize, rows: [&[f32]; N]) -> usize {
+    for (k, to) in to.chunks_mut(stride).take(rows[0].len()).enumerate() {
+        for (to, row) in to[..N].iter_mut().zip(&rows) {
+            *to = row[k];
         }
     }
+    N
 }
 
 /// The right to use registers of type `V`: only [`Body::run`] makes one.
