@@ -4,6 +4,7 @@
 //! 1 failed, 2 wrong usage.
 
 mod backend;
+mod compare;
 mod demo;
 mod eval;
 mod export;
@@ -14,6 +15,7 @@ mod kv_table;
 mod model;
 mod output;
 mod progress;
+mod report;
 mod test;
 mod train;
 
@@ -42,6 +44,8 @@ enum Command {
     Demo(demo::Args),
     Generate(generate::Args),
     Eval(eval::Args),
+    Compare(compare::Args),
+    Report(report::Args),
     Test(test::Args),
     Train(train::Args),
     Inspect(inspect::Args),
@@ -60,6 +64,8 @@ fn main() -> ExitCode {
         Command::Demo(args) => demo::run(args),
         Command::Generate(args) => generate::run(args),
         Command::Eval(args) => eval::run(args),
+        Command::Compare(args) => compare::run(args),
+        Command::Report(args) => report::run(args),
         Command::Test(args) => test::run(args),
         Command::Train(args) => train::run(args),
         Command::Inspect(args) => inspect::run(args),

@@ -6,6 +6,7 @@
 mod answers;
 mod bad_input;
 mod checkpoints;
+mod comparing;
 mod scene;
 #[path = "../../../crates/hspec-eval/tests/runner/support.rs"]
 mod support;

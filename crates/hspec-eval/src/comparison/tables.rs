@@ -306,13 +306,36 @@ fn told(gain: &Gain) -> String {
 }
 
 impl Results {
+    /// Per setting, how good each drafter is: for a terminal.
+    pub fn summary(&self) -> String {
+        let mut lines = Vec::new();
+        for setting in &self.settings {
+            lines.push(setting.title());
+            for drafter in &setting.drafters {
+                let time = drafter.all.time.as_ref();
+                lines.push(format!(
+                    "  {}: tau {}, speed {} of plain decoding",
+                    drafter.drafter,
+                    interval(drafter.all.mean_tau),
+                    interval(time.and_then(|time| time.mean_speedup)),
+                ));
+                let gains = drafter.all.tau_gains.iter();
+                lines.extend(gains.map(|gain| format!("    tau against {}", told(gain))));
+            }
+        }
+        lines.join("\n") + "\n"
+    }
+
     /// Markdown: the findings in words, where they come from, and the tables of every setting.
     pub fn to_markdown(&self) -> String {
         let mut lines = vec!["# Drafters compared".to_owned(), String::new()];
         for (heading, sentences) in crate::page::words(self) {
             lines.extend([format!("**{heading}** {}", sentences.join(" ")), String::new()]);
         }
-        lines.extend(self.provenance().into_iter().map(|(what, text)| format!("- {what}: {text}")));
+        lines.extend(self.provenance().into_iter().map(|(what, text)| match what {
+            "command" => format!("- {what}: `{text}`"),
+            _ => format!("- {what}: {text}"),
+        }));
         for setting in &self.settings {
             lines.extend([String::new(), format!("## {}", setting.title())]);
             for table in tables(setting) {
@@ -328,7 +351,7 @@ impl Results {
     pub(crate) fn provenance(&self) -> Vec<(&'static str, String)> {
         let manifest = &self.manifest;
         let mut list = vec![
-            ("command", format!("`{}`", manifest.command)),
+            ("command", manifest.command.clone()),
             ("date", manifest.date.clone()),
             ("machine", format!("{}, {} threads", manifest.machine.cpu, manifest.machine.threads)),
             ("commit", manifest.commit.clone()),
