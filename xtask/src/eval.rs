@@ -174,7 +174,7 @@ fn evaluate<B: Backend>(
 }
 
 /// The command as it could be typed again.
-fn command(args: impl Iterator<Item = String>) -> String {
+pub(crate) fn command(args: impl Iterator<Item = String>) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,".contains(c);
     let quoted = |arg: String| match arg.is_empty() || !arg.chars().all(plain) {
         true => format!("'{}'", arg.replace('\'', r"'\''")),

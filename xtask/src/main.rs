@@ -6,6 +6,7 @@
 mod backend;
 mod bench;
 mod cache;
+mod compare;
 mod demo;
 mod distill;
 mod eval;
@@ -19,6 +20,7 @@ mod model;
 mod output;
 mod parity;
 mod progress;
+mod report;
 mod schedule;
 mod test;
 mod train;
@@ -48,6 +50,8 @@ enum Command {
     Demo(demo::Args),
     Generate(generate::Args),
     Eval(eval::Args),
+    Compare(compare::Args),
+    Report(report::Args),
     Test(test::Args),
     Distill(distill::Args),
     Cache(cache::Args),
@@ -70,6 +74,8 @@ fn main() -> ExitCode {
         Command::Demo(args) => demo::run(args),
         Command::Generate(args) => generate::run(args),
         Command::Eval(args) => eval::run(args),
+        Command::Compare(args) => compare::run(args),
+        Command::Report(args) => report::run(args),
         Command::Test(args) => test::run(args),
         Command::Distill(args) => distill::run(args),
         Command::Cache(args) => cache::run(args),

@@ -75,7 +75,7 @@ fn number<T: Copy + std::str::FromStr<Err: ToString>>(
     check(number).map(|_| number).map_err(|e| e.to_string())
 }
 
-fn temperature(text: &str) -> Result<f64, String> {
+pub(crate) fn temperature(text: &str) -> Result<f64, String> {
     number(text, |t| SamplingParams::new(t, None, None))
 }
 

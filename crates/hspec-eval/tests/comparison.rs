@@ -252,7 +252,7 @@ fn pages_say_what_was_measured_and_what_was_not() {
     for part in ["<script", "http://", "https://", "src=", "url(", "@import", "<link"] {
         assert!(!html.contains(part), "{part}");
     }
-    assert_eq!(html.matches("<svg viewBox=\"0 0 420").count(), 4);
+    assert_eq!(html.matches("<svg viewBox=\"0 0 380").count(), 4);
     assert!(!html.contains("NaN") && !html.contains("inf"), "numbers that are none");
     let bold = "| <a> & b | **2.33** | **1.17** | **2.33** | **1.17** |";
     assert!(markdown.contains(bold), "{markdown}");

@@ -3,10 +3,16 @@
 use crate::progress::Progress;
 use anyhow::{Context, bail};
 use hf_hub::{
-    HFClientSync,
+    HFClientSync, HFRepositorySync, RepoType,
     progress::{DownloadEvent, ProgressEvent, ProgressHandler},
 };
-use std::{collections::HashMap, fs::File, path::Path, str::FromStr, sync::Mutex};
+use std::{
+    collections::HashMap,
+    fs::File,
+    path::{Path, PathBuf},
+    str::FromStr,
+    sync::Mutex,
+};
 
 /// Files of a model; a repository may hold the same weights in other forms too.
 const FILES: [&str; 11] = [
@@ -76,24 +82,37 @@ impl Repository {
         Ok(())
     }
 
-    fn snapshot(&self, name: &str) -> anyhow::Result<std::path::PathBuf> {
-        let files =
-            Files { progress: Progress::bytes(format!("downloading {name}"), 0), done: Mutex::default() };
-        let client = HFClientSync::new()?;
-        let snapshot = client
-            .model(&self.organisation, &self.name)
-            .snapshot_download()
-            .allow_patterns(FILES.map(str::to_owned).to_vec())
-            .local_files_only(offline())
-            .progress(files)
-            .send();
-        let context = if offline() {
-            "not in the local cache, and HF_HUB_OFFLINE is set"
-        } else {
-            "cannot be downloaded"
-        };
-        snapshot.context(context)
+    fn snapshot(&self, name: &str) -> anyhow::Result<PathBuf> {
+        let repository = HFClientSync::new()?.model(&self.organisation, &self.name);
+        snapshot(&repository, &FILES, name)
     }
+
+    /// One file of a data-set repository, in the cache.
+    pub(crate) fn dataset_file(&self, file: &str) -> anyhow::Result<PathBuf> {
+        let name = format!("hub:datasets/{}/{}", self.organisation, self.name);
+        let repository = HFClientSync::new()?.dataset(&self.organisation, &self.name);
+        let path = snapshot(&repository, &[file], &name).with_context(|| name.clone())?.join(file);
+        std::fs::metadata(&path).with_context(|| format!("{name} holds no {file}"))?;
+        Ok(path)
+    }
+}
+
+/// The folder of the cache that holds the files of these patterns.
+fn snapshot<T: RepoType>(
+    repository: &HFRepositorySync<T>,
+    patterns: &[&str],
+    name: &str,
+) -> anyhow::Result<PathBuf> {
+    let files = Files { progress: Progress::bytes(format!("downloading {name}"), 0), done: Mutex::default() };
+    let snapshot = repository
+        .snapshot_download()
+        .allow_patterns(patterns.iter().map(|&pattern| pattern.to_owned()).collect::<Vec<_>>())
+        .local_files_only(offline())
+        .progress(files)
+        .send();
+    let context =
+        if offline() { "not in the local cache, and HF_HUB_OFFLINE is set" } else { "cannot be downloaded" };
+    snapshot.context(context)
 }
 
 /// `HF_HUB_OFFLINE` as Python's tools read it.

@@ -3,7 +3,7 @@
 //! A folder appears by a rename, when everything in it is on the disk. Until then the work is done under
 //! names that begin with a dot, which the next run takes up or removes.
 
-mod hub;
+pub(crate) mod hub;
 mod wheel;
 
 use crate::progress::Progress;

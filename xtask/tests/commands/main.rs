@@ -6,6 +6,7 @@
 mod answers;
 mod bad_input;
 mod checkpoints;
+mod comparing;
 mod data;
 mod killed;
 #[cfg(unix)]

@@ -83,6 +83,8 @@ impl Scene {
         command.args(args).current_dir(self.dir.path()).env_remove("RUST_LOG").env_remove("HSPEC_MODELS");
         // Without cargo's variable the folder itself counts as the workspace.
         command.env_remove("CARGO_MANIFEST_DIR");
+        // Nothing is fetched: the hub's tools look into their cache only.
+        command.env_remove("HF_HUB_CACHE").env("HF_HOME", self.path("hf")).env("HF_HUB_OFFLINE", "1");
         command
     }
 

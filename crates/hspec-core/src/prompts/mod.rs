@@ -64,6 +64,8 @@ pub fn read_prompts(path: &Path) -> Result<Vec<Prompt>> {
 }
 
 #[cfg(feature = "parquet")]
+pub use parquet::parquet_rows;
+#[cfg(feature = "parquet")]
 use parquet::read_parquet;
 
 #[cfg(not(feature = "parquet"))]

@@ -3,22 +3,30 @@
 use super::{FIELDS, Line, Prompt, prompt};
 use crate::{Error, Result};
 use parquet::file::reader::{FileReader, SerializedFileReader};
+use serde_json::Value;
 use std::{fs::File, path::Path};
 
-pub(super) fn read_parquet(path: &Path) -> Result<Vec<Prompt>> {
+/// The rows of a Parquet file, each an object of its columns.
+///
+/// # Errors
+/// A file that cannot be read or is none.
+pub fn parquet_rows(path: &Path) -> Result<Vec<Value>> {
     let file = File::open(path).map_err(Error::io(path))?;
     let invalid =
         |e: parquet::errors::ParquetError| Error::invalid(path, "file", e.to_string(), "a Parquet file");
     let reader = SerializedFileReader::new(file).map_err(invalid)?;
-    let mut prompts = Vec::new();
-    for (i, row) in reader.get_row_iter(None).map_err(invalid)?.enumerate() {
+    let rows = reader.get_row_iter(None).map_err(invalid)?;
+    rows.map(|row| Ok(row.map_err(invalid)?.to_json_value())).collect()
+}
+
+pub(super) fn read_parquet(path: &Path) -> Result<Vec<Prompt>> {
+    let read = |(i, row): (usize, Value)| {
         let at = format!("row {}", i + 1);
-        let row = row.map_err(invalid)?.to_json_value();
         let line: Line =
             serde_json::from_value(row).map_err(|e| Error::invalid(path, &at, e.to_string(), FIELDS))?;
-        prompts.push(prompt(line, i + 1, path, at)?);
-    }
-    Ok(prompts)
+        prompt(line, i + 1, path, at)
+    };
+    parquet_rows(path)?.into_iter().enumerate().map(read).collect()
 }
 
 #[cfg(test)]
@@ -30,6 +38,7 @@ mod tests {
         file::{properties::WriterProperties, writer::SerializedFileWriter},
         schema::parser::parse_message_type,
     };
+    use serde_json::json;
     use std::{fs::File, path::Path, sync::Arc};
 
     /// Writes a column after the other: values with their levels.
@@ -67,6 +76,14 @@ mod tests {
         let prompts = read_prompts(&path).unwrap();
         assert_eq!(prompts[0].messages, [Message::user("q"), Message::assistant("r")]);
         assert_eq!((prompts[1].id.as_str(), &prompts[1].messages[..]), ("2", &[Message::user("s")][..]));
+
+        // As public sets have it, a value may be absent.
+        let schema = "message rows { required binary question (UTF8); optional binary input (UTF8); }";
+        let present: Option<(&[i16], &[i16])> = Some((&[0, 1], &[0, 0]));
+        write(&path, schema, &[(&["Why?", "How?"], None), (&["x"], present)]);
+        let expected =
+            [json!({"question": "Why?", "input": null}), json!({"question": "How?", "input": "x"})];
+        assert_eq!(super::parquet_rows(&path).unwrap(), expected);
 
         let schema = "message m { required binary text (UTF8); }";
         write(&path, schema, &[(&["x"], None)]);

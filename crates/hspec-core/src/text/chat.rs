@@ -61,6 +61,7 @@ pub struct ChatTemplate {
     environment: Environment<'static>,
     /// `bos_token` and the like.
     special: BTreeMap<&'static str, String>,
+    thinking: Option<bool>,
 }
 
 const NAME: &str = "chat_template";
@@ -102,12 +103,19 @@ impl ChatTemplate {
         let bytes = std::iter::once(source.as_str()).chain(parts).flat_map(|s| s.bytes().chain([0]));
         let hash = format!("{:016x}", hspec_nn::params::fingerprint(bytes));
         environment.add_template_owned(NAME, without_generation_tags(&source)).map_err(invalid)?;
-        Ok(Self { file, hash, environment, special })
+        Ok(Self { file, hash, environment, special, thinking: None })
     }
 
     /// A hash of the template and of the special tokens that it writes: the same for all that render alike.
     pub fn hash(&self) -> &str {
         &self.hash
+    }
+
+    /// Tells templates that ask for `enable_thinking`, as those of Qwen3 do, whether the model is to think
+    /// before it answers; unless told, they decide themselves.
+    #[must_use]
+    pub fn thinking(self, thinking: bool) -> Self {
+        Self { thinking: Some(thinking), ..self }
     }
 
     /// The text of a conversation; with `add_generation_prompt` it ends where the assistant's next turn
@@ -125,6 +133,7 @@ impl ChatTemplate {
             ("messages", messages.collect()),
             ("add_generation_prompt", add_generation_prompt.into()),
         ]);
+        let context = context.chain(self.thinking.map(|thinking| ("enable_thinking", thinking.into())));
         let template = self.environment.get_template(NAME).expect("`new` added it");
         template.render(context.collect::<BTreeMap<_, Value>>()).map_err(|e| match raised(&e) {
             Some(message) => Error::Request {
@@ -264,6 +273,16 @@ mod tests {
             let message = render(source, &[]).err().map(|e| e.to_string()).unwrap_or_default();
             assert!(message.contains("tokenizer_config.json"), "{source}: {message}");
         }
+    }
+
+    #[test]
+    fn templates_are_told_whether_to_think_only_if_somebody_says_so() {
+        let dir = tempfile::tempdir().unwrap();
+        let source = "{{ enable_thinking is defined }} {{ enable_thinking }}";
+        std::fs::write(dir.path().join("chat_template.jinja"), source).unwrap();
+        let open = || ChatTemplate::open(dir.path()).unwrap().unwrap();
+        assert_eq!(open().render(&[], true).unwrap(), "False ");
+        assert_eq!(open().thinking(false).render(&[], true).unwrap(), "True False");
     }
 
     #[test]

@@ -13,6 +13,7 @@ mod results;
 mod statistics;
 mod sums;
 pub(crate) mod tables;
+mod text;
 
 pub use figures::{Calibration, ContextFigures, Estimate, Figures, Memory, PlainTime, Times};
 pub use gains::{Gain, Rival};

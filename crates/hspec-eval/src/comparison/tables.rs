@@ -1,6 +1,6 @@
 //! Results as tables, for Markdown and for the page alike.
 
-use super::{DrafterResult, Estimate, Figures, Gain, Results, Rival, Setting};
+use super::{DrafterResult, Estimate, Figures, Gain, Rival, Setting};
 
 /// A table of texts.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
@@ -38,8 +38,8 @@ impl Setting {
 
 /// The tables of one setting.
 pub(crate) fn tables(setting: &Setting) -> Vec<Table> {
-    let mut tables = vec![by_task(setting), gains(setting), positions(setting), times(setting)];
-    tables.extend([memory(setting), contexts(setting)]);
+    let mut tables = vec![by_task(setting), gains(setting), task_gains(setting), positions(setting)];
+    tables.extend([times(setting), memory(setting), contexts(setting)]);
     tables.extend(confidence(setting));
     tables
 }
@@ -78,14 +78,19 @@ fn by_task(setting: &Setting) -> Table {
     }
 }
 
+fn against(gains: &[Gain], rival: Rival) -> String {
+    gains.iter().find(|gain| gain.rival == rival).map_or_else(|| NONE.to_owned(), told)
+}
+
+fn speed_gains(figures: &Figures) -> &[Gain] {
+    figures.time.as_ref().map_or(&[], |time| &time.gains)
+}
+
 fn gains(setting: &Setting) -> Table {
     let row = |drafter: &DrafterResult| {
         let figures = &drafter.all;
         let time = figures.time.as_ref();
-        let speed_gains = time.map_or(&[][..], |time| &time.gains);
-        let against = |gains: &[Gain], rival| {
-            gains.iter().find(|gain| gain.rival == rival).map_or_else(|| NONE.to_owned(), told)
-        };
+        let speed_gains = speed_gains(figures);
         let cells = [
             drafter.drafter.clone(),
             format!("{} / {} / {}", figures.prompts, figures.rounds, figures.tokens),
@@ -120,6 +125,45 @@ fn gains(setting: &Setting) -> Table {
                 .into(),
         head: head.map(str::to_owned).to_vec(),
         rows: setting.drafters.iter().map(row).collect(),
+    }
+}
+
+/// The same for each task.
+fn task_gains(setting: &Setting) -> Table {
+    let mut rows = Vec::new();
+    for task in 0..setting.drafters[0].tasks.len() {
+        for drafter in &setting.drafters {
+            let figures = &drafter.tasks[task].figures;
+            let cells = [
+                drafter.tasks[task].task.clone(),
+                drafter.drafter.clone(),
+                format!("{} / {} / {}", figures.prompts, figures.rounds, figures.tokens),
+                interval(figures.tau),
+                against(&figures.tau_gains, Rival::Best),
+                against(&figures.tau_gains, Rival::RunnerUp),
+                interval(figures.time.as_ref().map(|time| time.speedup)),
+                against(speed_gains(figures), Rival::Best),
+                against(speed_gains(figures), Rival::RunnerUp),
+            ];
+            rows.push(cells.map(Entry::from).to_vec());
+        }
+    }
+    let head = [
+        "task",
+        "drafter",
+        "prompts / rounds / tokens",
+        "tau",
+        "against the best other",
+        "against the runner-up",
+        "speed-up",
+        "against the best other",
+        "against the runner-up",
+    ];
+    Table {
+        title: "How sure, by task".into(),
+        note: "As above, from the prompts of one task.".into(),
+        head: head.map(str::to_owned).to_vec(),
+        rows,
     }
 }
 
@@ -300,73 +344,8 @@ pub(crate) fn percent(gain: &Gain) -> String {
     }
 }
 
-fn told(gain: &Gain) -> String {
+/// A relative gain, against whom, and whether it is clear.
+pub(crate) fn told(gain: &Gain) -> String {
     let star = if gain.is_clear() { " *" } else { "" };
     format!("{} ({}){star}", percent(gain), gain.against)
-}
-
-impl Results {
-    /// Markdown: the findings in words, where they come from, and the tables of every setting.
-    pub fn to_markdown(&self) -> String {
-        let mut lines = vec!["# Drafters compared".to_owned(), String::new()];
-        for (heading, sentences) in crate::page::words(self) {
-            lines.extend([format!("**{heading}** {}", sentences.join(" ")), String::new()]);
-        }
-        lines.extend(self.provenance().into_iter().map(|(what, text)| format!("- {what}: {text}")));
-        for setting in &self.settings {
-            lines.extend([String::new(), format!("## {}", setting.title())]);
-            for table in tables(setting) {
-                lines.extend([String::new(), format!("### {}", table.title), String::new()]);
-                lines.extend([table.note.clone(), String::new()]);
-                table.markdown(&mut lines);
-            }
-        }
-        lines.join("\n") + "\n"
-    }
-
-    /// What was measured, where, when and with which command.
-    pub(crate) fn provenance(&self) -> Vec<(&'static str, String)> {
-        let manifest = &self.manifest;
-        let mut list = vec![
-            ("command", format!("`{}`", manifest.command)),
-            ("date", manifest.date.clone()),
-            ("machine", format!("{}, {} threads", manifest.machine.cpu, manifest.machine.threads)),
-            ("commit", manifest.commit.clone()),
-            ("target", manifest.target.path.clone()),
-            ("longest answer", format!("{} tokens", manifest.max_new_tokens)),
-            ("seeds", manifest.seeds.iter().map(u64::to_string).collect::<Vec<_>>().join(", ")),
-        ];
-        for drafter in &manifest.drafters {
-            let facts = &drafter.facts;
-            list.push((
-                "drafter",
-                format!(
-                    "{} ({}): {}; {} trainable and {} frozen parameters",
-                    drafter.name, facts.kind, facts.path, facts.params_trainable, facts.params_frozen
-                ),
-            ));
-        }
-        list.extend(manifest.missing.iter().map(|gap| ("missing", format!("{}: {}", gap.set, gap.why))));
-        if self.unmeasured > 0 {
-            list.push(("missing", format!("{} answers are not measured yet", self.unmeasured)));
-        }
-        list
-    }
-}
-
-impl Table {
-    fn markdown(&self, lines: &mut Vec<String>) {
-        let row = |cells: &mut dyn Iterator<Item = String>| {
-            format!("| {} |", cells.map(|text| text.replace('|', "\\|")).collect::<Vec<_>>().join(" | "))
-        };
-        lines.push(row(&mut self.head.iter().cloned()));
-        lines.push(format!("|{}", "---|".repeat(self.head.len())));
-        for entries in &self.rows {
-            let strong = |entry: &Entry| match entry.best {
-                true => format!("**{}**", entry.text),
-                false => entry.text.clone(),
-            };
-            lines.push(row(&mut entries.iter().map(strong)));
-        }
-    }
 }

@@ -7,7 +7,7 @@ use super::{
 use crate::comparison::{DrafterResult, Estimate, Figures, Results, Setting, tables::interval};
 
 /// Width of a plot in its own units, about as many as a phone has pixels.
-const WIDTH: f64 = 420.0;
+const WIDTH: f64 = 380.0;
 
 /// The plots of one setting.
 pub(super) fn of_setting(setting: &Setting) -> Vec<Figure> {
@@ -67,7 +67,7 @@ fn by_task(setting: &Setting) -> Figure {
     let names: Vec<&str> = names.collect();
     let high = drafters.iter().flat_map(|d| (0..names.len()).filter_map(|row| figures(d, row)));
     let high = high.map(|e| e.ci.map_or(e.value, |[_, high]| high)).fold(1.5, f64::max);
-    let (left, right, top) = (104.0, WIDTH - 12.0, 6.0);
+    let (left, right, top) = (96.0, WIDTH - 12.0, 6.0);
     let pitch = 13.0;
     let block = pitch * drafters.len() as f64 + 12.0;
     let bottom = top + block * names.len() as f64;
@@ -92,7 +92,7 @@ fn by_task(setting: &Setting) -> Figure {
                 svg.line(&format!("whisker c{}", i % SERIES), (scale.at(low), y), (scale.at(high), y));
             }
             let title = format!("{}, {name}: {}", drafter.drafter, interval(Some(tau)));
-            svg.mark(i, (scale.at(tau.value), y), &title);
+            svg.mark(i, (scale.at(tau.value), y), tau.ci.is_none(), &title);
         }
     }
     Figure {
@@ -113,7 +113,7 @@ fn by_position(setting: &Setting) -> Figure {
     Figure {
         title: "Conditional acceptance, by position".into(),
         note: "Of the rounds that got as far as this slot, the share that kept its token. Few get far: late \
-               slots have wide intervals, and none where some resample has no round left."
+               slots have wide intervals, and open marks have none, too few prompts having got there."
             .into(),
         svg: lines(&ticks, "slot of the block", 0.0, &series, None, "share accepted"),
     }
@@ -163,7 +163,8 @@ fn lines(
                 svg.line(&format!("whisker {colour}"), (px, y.at(low)), (px, y.at(high)));
             }
             let tick = ticks.iter().find(|(at, _)| *at == point.0).map_or("", |(_, text)| text);
-            svg.mark(i, (px, py), &format!("{name}, {tick}: {}", interval(Some(point.1))));
+            let title = format!("{name}, {tick}: {}", interval(Some(point.1)));
+            svg.mark(i, (px, py), point.1.ci.is_none(), &title);
         }
     }
     svg.finish(&format!("{what} against {across}, one line per drafter"))
@@ -180,7 +181,7 @@ struct Bars {
 
 impl Bars {
     fn draw(&self, label: &str) -> String {
-        let (left, right, top, pitch) = (104.0, WIDTH - 50.0, 6.0, 30.0);
+        let (left, right, top, pitch) = (96.0, WIDTH - 44.0, 6.0, 30.0);
         let bottom = top + pitch * self.rows.len() as f64;
         let totals = self.rows.iter().map(|(_, parts)| parts.iter().sum::<f64>());
         let scale = Scale::up_to(0.0, totals.fold(0.0, f64::max).max(1e-3), (left, right));
@@ -208,7 +209,7 @@ impl Bars {
             for (part, class) in self.parts.iter().zip(&self.classes) {
                 svg.bar(&format!("part {class}"), (x, bottom + 41.0), (10.0, 10.0), part);
                 svg.text("tick", Hold::Start, (x + 14.0, bottom + 50.0), part);
-                x += 30.0 + 6.6 * part.len() as f64;
+                x += 30.0 + 5.6 * part.len() as f64;
             }
         }
         svg.finish(label)
@@ -283,7 +284,8 @@ fn kept(settings: &[&Setting], how: &str) -> Figure {
         .map(|(i, drafter)| {
             let point = |s: &&Setting| {
                 let mib = s.drafters[i].all.memory.drafter_bytes as f64 / f64::from(1 << 20);
-                Some(((s.context? as f64).log2(), Estimate { value: mib, ci: None }))
+                // Known exactly.
+                Some(((s.context? as f64).log2(), Estimate { value: mib, ci: Some([mib, mib]) }))
             };
             (drafter.drafter.clone(), settings.iter().filter_map(point).collect())
         })

@@ -47,9 +47,10 @@ impl Svg {
         ));
     }
 
-    /// The mark of drafter number `series`: each has its own shape, so that colours are not needed.
-    pub(crate) fn mark(&mut self, series: usize, (x, y): (f64, f64), title: &str) {
-        let class = format!("mark c{}", series % SERIES);
+    /// The mark of drafter number `series`: each has its own shape, so that colours are not needed. A figure
+    /// without an interval has an open one.
+    pub(crate) fn mark(&mut self, series: usize, (x, y): (f64, f64), open: bool, title: &str) {
+        let class = format!("mark{} c{}", if open { " open" } else { "" }, series % SERIES);
         let polygon = |corners: &[(f64, f64)]| {
             let points = corners.iter().map(|(dx, dy)| format!("{:.1},{:.1}", x + dx, y + dy));
             format!("<polygon class=\"{class}\" points=\"{}\">", points.collect::<Vec<_>>().join(" "))

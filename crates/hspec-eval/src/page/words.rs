@@ -53,12 +53,12 @@ fn gained(setting: &Setting) -> Vec<String> {
     {
         let ends = tau.ci.map_or_else(String::new, |[a, b]| format!(" (95 % interval {a:.2} to {b:.2})"));
         list.push(format!(
-            "With {}, each pass of the target yields {:.2} tokens{ends} instead of 1.",
+            "With “{}”, each pass of the target yields {:.2} tokens{ends} instead of 1.",
             drafter.drafter, tau.value
         ));
         if let Some(gain) = drafter.all.tau_gains.iter().find(|gain| gain.rival == Rival::Best) {
             list.push(format!(
-                "Against the next best, {}: {}, {}.",
+                "Against the next best, “{}”: {}, {}.",
                 gain.against,
                 percent(gain),
                 clear(gain)
@@ -75,7 +75,7 @@ fn gained(setting: &Setting) -> Vec<String> {
         };
         let ends = speed.ci.map_or_else(String::new, |[a, b]| format!(" ({a:.2} to {b:.2})"));
         list.push(format!(
-            "In time, the best is {} with {:.2} times the speed of plain decoding{ends}: {verdict} on this \
+            "In time, the best is “{}” with {:.2} times the speed of plain decoding{ends}: {verdict} on this \
              machine.",
             drafter.drafter, speed.value
         ));
@@ -83,8 +83,8 @@ fn gained(setting: &Setting) -> Vec<String> {
             && speed.value < free - 0.05
         {
             list.push(format!(
-                "Where checking {} tokens takes as long as writing one, as on large models, the same \
-                 acceptance would give {free:.2}.",
+                "Where checking {} tokens takes as long as writing one, as it nearly does for large models on \
+                 fast processors, the same acceptance and drafting would give {free:.2}.",
                 setting.k + 1
             ));
         }
@@ -110,7 +110,7 @@ fn cost(results: &Results, setting: &Setting) -> Vec<String> {
         });
         let millions = entry.facts.params_trainable as f64 / 1e6;
         list.push(format!(
-            "{} ({millions:.1} million trained parameters) {keeps}{drafting}.",
+            "“{}” ({millions:.1} million trained parameters) {keeps}{drafting}.",
             drafter.drafter
         ));
     }
