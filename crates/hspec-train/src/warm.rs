@@ -5,8 +5,8 @@ use burn::tensor::backend::Backend;
 use hspec_core::{
     Error, Result, TokenId,
     config::{
-        AttnRope, Family, HSpecConfig, LayerConfig, ProposalMethod, SeedMode, SpeculatorsConfig,
-        SubLayerKind, Verifier,
+        AttnRope, Family, HSpecConfig, LayerConfig, ProposalMethod, SPECULATORS_VERSION, SeedMode,
+        SpeculatorsConfig, SubLayerKind, Verifier,
     },
     drafter::{DraftVocab, HSpec, HSpecModel, SubLayer, pruned_head},
     target::Target,
@@ -124,6 +124,7 @@ pub fn config<B: Backend>(
             },
         },
         extra: extra(json!({
+            "speculators_version": SPECULATORS_VERSION,
             "mamba_expand": 1,
             "tie_word_embeddings": false,
             "trainable_q_proj": true,
