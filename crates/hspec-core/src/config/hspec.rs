@@ -11,6 +11,10 @@ use std::path::Path;
 /// The value of `speculators_model_type`.
 pub(super) const MODEL_TYPE: &str = "mamba_attn_hybrid";
 
+/// What new files in the layout of speculators give as their `speculators_version`: a version of that library
+/// which has this layout. Nothing is decided by it; the reference implementation writes its own.
+pub const SPECULATORS_VERSION: &str = "0.7.0";
+
 /// Kind of a sub-layer in `block_pattern`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

@@ -8,8 +8,8 @@ mod rope;
 mod target;
 
 pub use hspec::{
-    AttnRope, BlockPattern, HSpecConfig, LayerConfig, ProposalMethod, SeedMode, SpeculatorsConfig,
-    SubLayerKind, Verifier,
+    AttnRope, BlockPattern, HSpecConfig, LayerConfig, ProposalMethod, SPECULATORS_VERSION, SeedMode,
+    SpeculatorsConfig, SubLayerKind, Verifier,
 };
 pub use hspec_extensions::{BlockConvOptions, DominoOptions, HSpecExtensions, SelectorOptions};
 pub(crate) use layer::{MOST_ELEMENTS, MOST_SLOTS};

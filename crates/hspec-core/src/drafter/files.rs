@@ -14,10 +14,6 @@ use hspec_nn::{Linear, params};
 use serde_json::Value;
 use std::{collections::BTreeMap, path::Path};
 
-/// What files in the layout of speculators say that they were written by: a version of that library which has
-/// this layout. Nothing is decided by it; the reference implementation writes its own.
-pub(super) const SPECULATORS_VERSION: &str = "0.7.0";
-
 /// The vocabulary that a checkpoint's `d2t` states, or where it has none its `t2d`: `kept` of `vocab` ids.
 ///
 /// # Errors
@@ -133,9 +129,6 @@ pub(super) fn write(
         StoreAs::F32 => "float32".into(),
         StoreAs::Bf16 => "bfloat16".into(),
     };
-    if config.get("speculators_model_type").is_some() && config.get("speculators_version").is_none() {
-        config["speculators_version"] = SPECULATORS_VERSION.into();
-    }
     let config = format!("{config:#}");
     write_atomic(&dir.join("config.json"), |out| out.write_all(config.as_bytes()))
 }

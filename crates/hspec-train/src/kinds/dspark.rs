@@ -19,7 +19,7 @@ use burn::{
 use hspec_core::{
     Error, Result,
     checkpoint::StoreAs,
-    config::TargetConfig,
+    config::{SPECULATORS_VERSION, TargetConfig},
     drafter::{
         DraftVocab,
         dspark::{DSpark, DSparkConfig, DSparkModel, Kind, PackedRow},
@@ -138,6 +138,7 @@ pub(super) fn config(shape: &Shape, target: &TargetConfig, name: &str, file: &Pa
                 "sample_from_anchor": true, "markov_rank": s.markov_rank,
                 "markov_head_type": s.markov_head_type, "enable_confidence_head": s.confidence_head,
                 "confidence_head_with_markov": s.confidence_head_with_markov && s.markov_rank > 0,
+                "speculators_version": SPECULATORS_VERSION,
                 "speculators_config": layers::usage("dspark", s.block_size, name, target),
             });
             speculators(own, layer, target)
@@ -149,7 +150,8 @@ pub(super) fn config(shape: &Shape, target: &TargetConfig, name: &str, file: &Pa
                 "speculators_model_type": "dflash", "architectures": ["DFlashDraftModel"],
                 "aux_hidden_state_layer_ids": s.feature_layers, "block_size": s.block_size,
                 "mask_token_id": s.mask_token, "draft_vocab_size": s.draft_vocab,
-                "sample_from_anchor": false, "speculators_config": layers::usage("dflash", k, name, target),
+                "sample_from_anchor": false, "speculators_version": SPECULATORS_VERSION,
+                "speculators_config": layers::usage("dflash", k, name, target),
             });
             speculators(own, layer, target)
         }

@@ -21,7 +21,7 @@ use burn::{
 use hspec_core::{
     Error, Result, TokenId,
     checkpoint::StoreAs,
-    config::{Family, TargetConfig},
+    config::{Family, SPECULATORS_VERSION, TargetConfig},
     drafter::{
         DraftVocab,
         eagle3::{Context, Eagle3, Eagle3Config, Eagle3Model, Pairs},
@@ -168,7 +168,8 @@ pub(super) fn config(shape: &Shape, target: &TargetConfig, name: &str, file: &Pa
             "eagle_aux_hidden_state_layer_ids": features, "tie_word_embeddings": false,
             "num_target_layers": target.num_hidden_layers,
             "transformer_layer_config": layers::layer(target, family, layers, inner, None),
-            "speculators_config": layers::usage(kind, k, name, target),
+            "speculators_version": SPECULATORS_VERSION,
+                "speculators_config": layers::usage(kind, k, name, target),
         })
     };
     let config = match shape {

@@ -21,8 +21,8 @@ use hspec_core::{
     Error, Result, TokenId,
     checkpoint::StoreAs,
     config::{
-        AttnRope, BlockPattern, Family, HSpecConfig, LayerConfig, ProposalMethod, SeedMode,
-        SpeculatorsConfig, SubLayerKind, TargetConfig, Verifier,
+        AttnRope, BlockPattern, Family, HSpecConfig, LayerConfig, ProposalMethod, SPECULATORS_VERSION,
+        SeedMode, SpeculatorsConfig, SubLayerKind, TargetConfig, Verifier,
     },
     drafter::{Blocks, DraftVocab, HSpec, HSpecModel, SubLayer, pruned_head},
     target::Target,
@@ -273,6 +273,7 @@ pub(super) fn config(
 /// Keys that only other implementations use, and those of the extensions that the recipe has.
 fn extra(s: &HSpecShape) -> Map<String, Value> {
     let keys = json!({
+        "speculators_version": SPECULATORS_VERSION,
         "mamba_expand": 1,
         "tie_word_embeddings": false,
         "trainable_q_proj": true,

@@ -300,3 +300,10 @@ fn recipes_that_do_not_fit_the_target_are_refused_by_field() {
     }
     hspec_train::warm::check(&recipe(|r| r), &target, 14, Path::new("recipe.toml")).unwrap();
 }
+
+/// Readers of the layout expect the stamp, which a fresh drafter lacked.
+#[test]
+fn a_fresh_configuration_says_which_layout_it_has() {
+    let config = hspec_train::warm::config(&recipe(|r| r), &target(), "t", Path::new("recipe.toml")).unwrap();
+    assert_eq!(config.extra["speculators_version"], hspec_core::config::SPECULATORS_VERSION);
+}

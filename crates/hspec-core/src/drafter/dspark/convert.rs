@@ -6,10 +6,9 @@ use super::{
     stated::StatedDSpark, zlab,
 };
 use crate::{
-    config::LayerConfig,
+    config::{LayerConfig, SPECULATORS_VERSION},
     drafter::{
         Format,
-        files::SPECULATORS_VERSION,
         stated::{TargetFacts, usage},
     },
 };

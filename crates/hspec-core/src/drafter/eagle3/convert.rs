@@ -3,10 +3,9 @@
 
 use super::{DeepSpecFile, Eagle3Config, Eagle3Shape, SpeculatorsFile, stated::StatedEagle3};
 use crate::{
-    config::LayerConfig,
+    config::{LayerConfig, SPECULATORS_VERSION},
     drafter::{
         Format,
-        files::SPECULATORS_VERSION,
         stated::{TargetFacts, usage},
     },
 };
