@@ -132,17 +132,18 @@ impl Running {
             return;
         }
         let before = self.max[query];
-        let max = scores[seen.clone()].iter().fold(before, |a, b| a.max(*b));
-        let mut halves = [0f32; PANEL / 2];
+        let hidden = |j: usize| j < seen.start || j >= seen.end;
+        for (j, x) in scores.iter_mut().enumerate() {
+            *x = if hidden(j) { f32::NEG_INFINITY } else { *x };
+        }
+        let max = before.max(fold(*scores, |a, b| if b > a { b } else { a }));
         for (j, x) in scores.iter_mut().enumerate() {
             let weight = exp(*x - max);
-            *x = if j >= seen.start && j < seen.end { weight } else { 0.0 };
+            *x = if hidden(j) { 0.0 } else { weight };
         }
-        for (j, x) in scores.iter().enumerate() {
-            halves[j % (PANEL / 2)] += x;
-        }
+        let sum = fold(*scores, |a, b| a + b);
         let kept = if before == f32::NEG_INFINITY { 0.0 } else { exp(before - max) };
-        self.sum[query] = self.sum[query] * kept + halves.iter().sum::<f32>();
+        self.sum[query] = self.sum[query] * kept + sum;
         self.max[query] = max;
         if kept != 1.0 {
             for x in &mut self.values[query * padded..(query + 1) * padded] {
@@ -159,6 +160,19 @@ impl Running {
         }
         out
     }
+}
+
+/// All lanes in one, by halves: registers do this side by side.
+#[inline(always)]
+fn fold(mut lanes: [f32; PANEL], join: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut width = PANEL / 2;
+    while width > 0 {
+        for i in 0..width {
+            lanes[i] = join(lanes[i], lanes[i + width]);
+        }
+        width /= 2;
+    }
+    lanes[0]
 }
 
 /// The part of `seen` that lies in the block at `from`, counted from there.

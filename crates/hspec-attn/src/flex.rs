@@ -55,8 +55,7 @@ pub(crate) fn rotate<B: Backend>(
     let (x, cos, sin) = (flex::contiguous(x)?, flex::contiguous(cos)?, flex::contiguous(sin)?);
     let (cos, sin) = (flex::values(&cos), flex::values(&sin));
     let mut y = flex::values(&x).to_vec();
-    let tables = cos.chunks_exact(rotary).zip(sin.chunks_exact(rotary));
-    for (row, (cos, sin)) in y.chunks_exact_mut(width).zip(tables) {
+    let turn = |(row, (cos, sin)): (&mut [f32], (&[f32], &[f32]))| {
         let (low, high) = row[..rotary].split_at_mut(rotary / 2);
         let ((cos_low, cos_high), (sin_low, sin_high)) = (cos.split_at(rotary / 2), sin.split_at(rotary / 2));
         for i in 0..rotary / 2 {
@@ -64,6 +63,13 @@ pub(crate) fn rotate<B: Backend>(
             low[i] = a * cos_low[i] + b * sin_low[i];
             high[i] = b * cos_high[i] + a * sin_high[i];
         }
+    };
+    if y.len() < PARALLEL {
+        let tables = cos.chunks_exact(rotary).zip(sin.chunks_exact(rotary));
+        y.chunks_exact_mut(width).zip(tables).for_each(turn);
+    } else {
+        let tables = cos.par_chunks_exact(rotary).zip(sin.par_chunks_exact(rotary));
+        y.par_chunks_exact_mut(width).zip(tables).with_min_len(64).for_each(turn);
     }
     Some(flex::tensor(y, [rows, width]))
 }
