@@ -304,6 +304,7 @@ fn recipes_that_do_not_fit_the_target_are_refused_by_field() {
 /// Readers of the layout expect the stamp, which a fresh drafter lacked.
 #[test]
 fn a_fresh_configuration_says_which_layout_it_has() {
-    let config = hspec_train::warm::config(&recipe(|r| r), &target(), "t", Path::new("recipe.toml")).unwrap();
-    assert_eq!(config.extra["speculators_version"], hspec_core::config::SPECULATORS_VERSION);
+    let (recipe, target) = (recipe(|r| r), target());
+    let config = hspec_train::kinds::config(&recipe, target.config(), "t", Path::new("recipe.toml")).unwrap();
+    assert_eq!(config["speculators_version"], hspec_core::config::SPECULATORS_VERSION);
 }
