@@ -166,18 +166,21 @@ impl Tokenizer {
         let (mut ids, mut within) = (Vec::new(), Vec::new());
         let (mut before, mut left) = (0, ranges);
         for (&id, &(start, end)) in encoding.get_ids().iter().zip(encoding.get_offsets()) {
-            // White space that offsets leave out belongs to the token behind it.
-            let from = start.min(before);
-            before = before.max(end);
+            // Offsets may leave out the white space that a token begins with.
+            let from = if self.spaced(id) { start.min(before) } else { start };
+            // Nothing stands between a range and the token that ends it.
+            let last = |range: &Range<usize>| before == range.end && self.ends(id);
             while let [first, rest @ ..] = left
-                && (first.end < from || first.end == from && !self.ends(id))
+                && first.end <= from
+                && !last(first)
             {
                 left = rest;
             }
             ids.push(TokenId(id));
             within.push(left.first().is_some_and(|range| {
-                range.start <= from && end > range.start && (end <= range.end || from == range.end)
+                range.start <= from && range.start < end && (end <= range.end || last(range))
             }));
+            before = before.max(end);
         }
         Ok((ids, within))
     }

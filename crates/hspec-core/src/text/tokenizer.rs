@@ -84,6 +84,11 @@ impl Tokenizer {
         self.eos.contains(&TokenId(id))
     }
 
+    /// Whether a token begins with white space, as vocabularies write it.
+    pub(super) fn spaced(&self, id: u32) -> bool {
+        self.inner.id_to_token(id).is_some_and(|token| token.starts_with(['Ġ', 'Ċ', 'ĉ', '▁']))
+    }
+
     /// The id of a token written as in the vocabulary.
     pub fn token_id(&self, token: &str) -> Option<TokenId> {
         self.inner.token_to_id(token).map(TokenId)
