@@ -292,7 +292,7 @@ fn kept(settings: &[&Setting], how: &str) -> Figure {
         .collect();
     Figure {
         title: format!("What the drafter keeps of a request, by context ({how})"),
-        note: "Flat: its memory does not grow with the context.".into(),
+        note: "A flat line is memory that does not grow with the context.".into(),
         svg: lines(&ticks, "tokens of context", 0.0, &series, None, "MiB"),
     }
 }

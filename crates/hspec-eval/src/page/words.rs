@@ -38,7 +38,9 @@ fn compared(results: &Results, setting: &Setting) -> Vec<String> {
     } else {
         format!("sampling at temperature {}", setting.temperature)
     };
-    list.push(format!("The figures in this summary: up to {} guesses per pass, {how}.", setting.k));
+    let context =
+        setting.context.map_or_else(String::new, |n| format!(", texts made for contexts of {n} tokens"));
+    list.push(format!("The figures in this summary: up to {} guesses per pass, {how}{context}.", setting.k));
     list
 }
 
@@ -133,7 +135,10 @@ fn sure(results: &Results, setting: &Setting) -> Vec<String> {
         list.push(format!("{same} of {answers} answers are token by token those of plain decoding."));
     }
     if all.prompts < 20 {
-        list.push("These are few prompts: take the figures for a trial run.".to_owned());
+        list.push(
+            "These are few prompts, and intervals from few are too narrow: take the figures for a trial run."
+                .to_owned(),
+        );
     }
     for gap in &results.manifest.missing {
         list.push(format!("Not measured: {} ({}).", gap.set, gap.why));
