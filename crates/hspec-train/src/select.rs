@@ -310,7 +310,7 @@ mod tests {
         assert!(error.contains("\"silent\"") && error.contains("no supervised token"), "{error}");
         // What would have to be cut is left out and counted.
         let long = Prompts::new(vec![
-            Prompt::new("long", vec![user(), Message::assistant("b ".repeat(300))]),
+            Prompt::new("long", vec![user(), Message::assistant("b ".repeat(800))]),
             Prompt::new("short", vec![user(), assistant()]),
         ]);
         let selection = select(&long, &data, 0, &renderer).unwrap();

@@ -135,12 +135,11 @@ fn answers(text: &str, marks: &[Mark], places: &[(usize, usize)]) -> Vec<Range<u
     for &(number, at) in places {
         let Some(mark) = marks.get(number) else { continue };
         match open {
-            Some((message, start)) if message == mark.message => {
-                if mark.end {
-                    answers.push(start..at);
-                    open = None;
-                }
+            Some((message, start)) if message == mark.message && mark.end => {
+                answers.push(start..at);
+                open = None;
             }
+            Some((message, _)) if message == mark.message => {}
             // The first place of a message that the template kept. A tag that the message has and the template
             // wrote anew is the assistant's too.
             _ if !mark.end => {
@@ -261,6 +260,10 @@ mod tests {
         assert!(error.contains("private use"), "{error}");
     }
 
+    fn encoded(tokenizer: &Tokenizer, text: &str, range: Range<usize>) -> (Vec<TokenId>, Vec<bool>) {
+        tokenizer.encode_within(text, std::slice::from_ref(&range)).unwrap()
+    }
+
     fn tokens(text: &str, ranges: &[Range<usize>]) -> Vec<(String, bool)> {
         let tokenizer = testing::tokenizer();
         let (ids, within) = tokenizer.encode_within(text, ranges).unwrap();
@@ -274,14 +277,17 @@ mod tests {
         let pairs = |tokens: Vec<(String, bool)>| {
             tokens.into_iter().map(|(t, w)| format!("{t}{}", u8::from(w))).collect::<Vec<_>>().join(" ")
         };
-        assert_eq!(pairs(tokens("xaby", &[1..3])), "x0 a1 b1 y0");
+        assert_eq!(pairs(tokens("xaby", std::slice::from_ref(&(1..3)))), "x0 a1 b1 y0");
         // "the" is one token: it reaches across either border.
-        assert_eq!(pairs(tokens("xthey", &[2..5])), "x0 the0 y1");
-        assert_eq!(pairs(tokens("xthey", &[0..3])), "x1 the0 y0");
+        assert_eq!(pairs(tokens("xthey", std::slice::from_ref(&(2..5)))), "x0 the0 y1");
+        assert_eq!(pairs(tokens("xthey", std::slice::from_ref(&(0..3)))), "x1 the0 y0");
         assert_eq!(pairs(tokens("a the b", &[1..5, 6..7])), "a0  the1  0 b1");
         // Two tokens share a character.
-        assert_eq!(tokens("aäb", &[1..3]).iter().map(|t| t.1).collect::<Vec<_>>(), [false, true, false]);
-        assert_eq!(tokens("aéb", &[1..3]).iter().filter(|t| t.1).count(), 2);
+        assert_eq!(
+            tokens("aäb", std::slice::from_ref(&(1..3))).iter().map(|t| t.1).collect::<Vec<_>>(),
+            [false, true, false]
+        );
+        assert_eq!(tokens("aéb", std::slice::from_ref(&(1..3))).iter().filter(|t| t.1).count(), 2);
     }
 
     /// The end of a turn was once not learned, so that drafters could not draft it.
@@ -291,9 +297,9 @@ mod tests {
         testing::write(dir.path());
         std::fs::write(dir.path().join("config.json"), r#"{"eos_token_id": 0}"#).unwrap();
         let tokenizer = Tokenizer::open(dir.path()).unwrap();
-        let (ids, within) = tokenizer.encode_within("xab<end>y<end>", &[1..3]).unwrap();
+        let (ids, within) = encoded(&tokenizer, "xab<end>y<end>", 1..3);
         assert_eq!((ids.len(), within), (6, vec![false, true, true, true, false, false]));
-        let (_, within) = tokenizer.encode_within("xab\n<end>", &[1..3]).unwrap();
+        let (_, within) = encoded(&tokenizer, "xab\n<end>", 1..3);
         assert_eq!(within, [false, true, true, false, false]);
     }
 
@@ -308,7 +314,7 @@ mod tests {
             let tokenizer = testing::tokenizer();
             let text = format!("{before}{answer}{after}");
             let (from, to) = (before.len(), before.len() + answer.len());
-            let (ids, within) = tokenizer.encode_within(&text, &[from..to]).unwrap();
+            let (ids, within) = encoded(&tokenizer, &text, from..to);
             let parts = [&before, &answer, &after].map(|part| tokenizer.encode(part).unwrap());
             let crosses = parts.concat() != ids;
             let first = within.iter().position(|w| *w).unwrap_or(within.len());
