@@ -46,7 +46,8 @@ fn a_comparison_repeats_and_its_pages_can_be_made_again() {
         let all = &setting["drafters"][0]["all"];
         assert_eq!((&all["prompts"], &all["answers"]), (&2.into(), &4.into()));
         assert!(all["tau"]["value"].as_f64().unwrap() >= 1.0 && all["time"]["speedup"]["value"].is_f64());
-        assert_eq!(all["confidence"], Value::Null, "the drafter has no confidence head");
+        let ece = all["confidence"]["ece"].as_f64().unwrap();
+        assert!(all["confidence"]["predictions"].as_u64() > Some(0) && (0.0..=1.0).contains(&ece));
         if setting["temperature"] == 0.0 {
             assert_eq!(all["same_text"], 4);
         }

@@ -106,6 +106,7 @@ pub(crate) fn recipe_of(drafter: &str, train: &str, steps: usize) -> Recipe {
 
 #[test]
 fn every_kind_learns_and_drafts_without_changing_the_text() {
+    let _alone = crate::alone();
     let target = target();
     let mut responses = responses(&target, &recipe(|r| r));
     // A random target says nothing that generalises: what is measured has been learned from.
@@ -150,6 +151,7 @@ fn every_kind_learns_and_drafts_without_changing_the_text() {
 /// A warm start from a target whose norms per head are its own, and from a subset of its heads.
 #[test]
 fn warm_starts_copy_the_layers_they_name() {
+    let _alone = crate::alone();
     let target = target();
     let responses = responses(&target, &recipe(|r| r));
     let (_, drafter, loop_of) = KINDS[0];

@@ -126,9 +126,17 @@ fn weights(dir: &Path) -> BTreeMap<String, Vec<f32>> {
         .collect()
 }
 
+/// One test at a time: random weights come from a generator that the whole process shares on flex, and another
+/// test's draws once changed a run's first weights.
+fn alone() -> std::sync::MutexGuard<'static, ()> {
+    static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
 /// A run killed after its fourth step and continued ends bit for bit where an unbroken one does.
 #[test]
 fn a_resumed_run_equals_an_unbroken_one() {
+    let _alone = alone();
     let (target, recipe) = (target(), recipe(|r| r));
     let responses = responses(&target, &recipe);
     let dir = tempfile::tempdir().unwrap();
@@ -150,6 +158,7 @@ fn a_resumed_run_equals_an_unbroken_one() {
 
 #[test]
 fn a_damaged_newest_checkpoint_falls_back_to_the_one_before() {
+    let _alone = alone();
     let (target, recipe) = (target(), recipe(|r| r));
     let responses = responses(&target, &recipe);
     let dir = tempfile::tempdir().unwrap();
@@ -167,6 +176,7 @@ fn a_damaged_newest_checkpoint_falls_back_to_the_one_before() {
 
 #[test]
 fn another_recipe_or_a_used_folder_is_refused() {
+    let _alone = alone();
     let dir = tempfile::tempdir().unwrap();
     let recipe = recipe(|r| r);
     let identity = identity(&target());
@@ -195,6 +205,7 @@ fn another_recipe_or_a_used_folder_is_refused() {
 /// says nothing that generalises, so it decodes prompts that it also learned from.
 #[test]
 fn a_run_learns() {
+    let _alone = alone();
     let target = target();
     let recipe = recipe(|r| {
         r.replace("steps = 8", "steps = 200").replace("evaluate_every = 8", "evaluate_every = 100")
@@ -218,6 +229,7 @@ fn a_run_learns() {
 /// Batches, padding and the order of prompts change no answer, greedy or sampled.
 #[test]
 fn batched_answers_equal_single_requests() {
+    let _alone = alone();
     let (target, recipe) = (target(), recipe(|r| r));
     for params in [SamplingParams::greedy(), SamplingParams::new(0.8, Some(40), None).unwrap()] {
         let sampling = sampling(&recipe, params);
@@ -244,6 +256,7 @@ fn batched_answers_equal_single_requests() {
 /// A file cut in the middle of a line is continued: whole answers are kept, the rest is written again.
 #[test]
 fn interrupted_answers_are_continued() {
+    let _alone = alone();
     let (target, recipe) = (target(), recipe(|r| r));
     let sampling = sampling(&recipe, SamplingParams::greedy());
     let dir = tempfile::tempdir().unwrap();
@@ -268,6 +281,7 @@ fn interrupted_answers_are_continued() {
 /// What does not fit is found before the target answers anything.
 #[test]
 fn recipes_that_do_not_fit_the_target_are_refused_by_field() {
+    let _alone = alone();
     let target = target();
     for (from, to, part) in [
         ("kv_layers = [3]", "kv_layers = [2, 3]", "drafter.kv_layers: found [2, 3]"),
@@ -304,6 +318,7 @@ fn recipes_that_do_not_fit_the_target_are_refused_by_field() {
 /// Readers of the layout expect the stamp, which a fresh drafter lacked.
 #[test]
 fn a_fresh_configuration_says_which_layout_it_has() {
+    let _alone = alone();
     let (recipe, target) = (recipe(|r| r), target());
     let config = hspec_train::kinds::config(&recipe, target.config(), "t", Path::new("recipe.toml")).unwrap();
     assert_eq!(config["speculators_version"], hspec_core::config::SPECULATORS_VERSION);

@@ -162,6 +162,7 @@ fn devices<L: Learner<A>>(scene: &mut Scene<'_, L>, what: &str, documents: &Docu
 
 #[test]
 fn a_packed_batch_weighs_what_its_documents_do_alone() {
+    let _alone = crate::alone();
     let target = target();
     for (name, drafter, train) in kinds::KINDS {
         // One depth alone, since P-EAGLE draws deeper ones at random.
@@ -183,6 +184,7 @@ fn a_packed_batch_weighs_what_its_documents_do_alone() {
 /// Gradients in closed form are those of autodiff, whatever slots count and whatever is minimised.
 #[test]
 fn the_closed_form_is_the_plain_one() {
+    let _alone = crate::alone();
     let device = Default::default();
     let (n, k, v) = (6, 4, 37);
     B::seed(&device, 3);
@@ -252,6 +254,7 @@ fn the_closed_form_is_the_plain_one() {
 /// What the loop minimises for EAGLE-3 is the published loss.
 #[test]
 fn the_objective_of_unrolled_steps_is_the_published_one() {
+    let _alone = crate::alone();
     use hspec_core::drafter::eagle3::{Context, Pairs};
     use hspec_train::loss_eagle::{Aligned, ttt_divergence};
     let target = target();

@@ -37,6 +37,7 @@ fn run(
 /// A run out of time stops behind a whole step, with a checkpoint from which it ends where an unbroken one does.
 #[test]
 fn a_run_out_of_time_goes_on_later() {
+    let _alone = crate::alone();
     let target = target();
     let recipe = recipe(|r| r.replace("checkpoint_every = 4", "checkpoint_every = 8\nkeep = 1"));
     let responses = responses(&target, &recipe);
@@ -63,6 +64,7 @@ fn a_run_out_of_time_goes_on_later() {
 /// `init` takes weights and vocabulary of a drafter of the same shape, and names what differs.
 #[test]
 fn a_run_starts_from_another_drafter() {
+    let _alone = crate::alone();
     let target = target();
     let recipe = recipe(|r| r.replace("steps = 8", "steps = 4"));
     let responses = responses(&target, &recipe);
@@ -96,6 +98,7 @@ fn a_run_starts_from_another_drafter() {
 /// The first value that is not finite ends a run, with its name, the step, and what can be gone back to.
 #[test]
 fn a_value_that_is_not_finite_is_named() {
+    let _alone = crate::alone();
     let target = target();
     let recipe = recipe(|r| r);
     let responses = responses(&target, &recipe);
