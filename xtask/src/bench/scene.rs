@@ -49,7 +49,7 @@ impl<B: Backend> Scene<B> {
         let file = Path::new(FILE);
         let config = serde_json::from_value(kinds::config(&recipe, target.config(), "bench", file)?)?;
         let model = HSpecModel::init(&config, target.device());
-        let drafter = HSpec::new(config, model, vocab(target.config(), &recipe)?, file)?;
+        let drafter = HSpec::new(config, model, vocab(target.config(), &recipe)?, file)?.prepack();
         Ok(Self { target, drafter, recipe })
     }
 
