@@ -214,6 +214,7 @@ unsafe fn columns<V: Vector, W: Weight, const R: usize, const N: usize>(
 
 /// The columns of registers `first .. first + N`.
 #[inline(always)]
+#[allow(clippy::needless_range_loop)] // the compiler unrolls these and keeps `sums` in registers
 unsafe fn part<V: Vector, W: Weight, const R: usize, const N: usize>(
     tile: &Tile<'_, W>,
     y: *mut f32,
