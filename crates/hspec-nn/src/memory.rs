@@ -44,7 +44,7 @@ impl Memory {
         let length = (weights * size_of::<W>()).next_multiple_of(LINE).max(LINE);
         let (chunk, from) = match length {
             ..SMALL => (Arc::new(Chunk::new(length, LINE)), 0),
-            ..CHUNK => {
+            SMALL..CHUNK => {
                 let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
                 let (chunk, taken) = match open.take() {
                     Some((chunk, taken)) if taken + length <= chunk.layout.size() => (chunk, taken),
