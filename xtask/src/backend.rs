@@ -211,6 +211,12 @@ mod tests {
     }
 
     #[test]
+    fn storages_that_are_not_known_are_refused() {
+        assert_eq!(storage("bf16"), Ok(WeightStorage::Bf16));
+        assert_eq!(storage("q8").unwrap_err(), "known are auto, f32, bf16");
+    }
+
+    #[test]
     fn a_gpu_needs_a_device_and_a_driver() {
         let dir = tempfile::tempdir().unwrap();
         let folder = |name: &str| {

@@ -213,6 +213,8 @@ unsafe fn columns<V: Vector, W: Weight, const R: usize, const N: usize>(
 }
 
 /// The columns of registers `first .. first + N`.
+// Loops over indices, which the compiler unrolls so that the sums stay in registers.
+#[allow(clippy::needless_range_loop)]
 #[inline(always)]
 #[allow(clippy::needless_range_loop)] // the compiler unrolls these and keeps `sums` in registers
 unsafe fn part<V: Vector, W: Weight, const R: usize, const N: usize>(
