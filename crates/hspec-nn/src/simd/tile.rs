@@ -216,7 +216,6 @@ unsafe fn columns<V: Vector, W: Weight, const R: usize, const N: usize>(
 // Loops over indices, which the compiler unrolls so that the sums stay in registers.
 #[allow(clippy::needless_range_loop)]
 #[inline(always)]
-#[allow(clippy::needless_range_loop)] // the compiler unrolls these and keeps `sums` in registers
 unsafe fn part<V: Vector, W: Weight, const R: usize, const N: usize>(
     tile: &Tile<'_, W>,
     y: *mut f32,
