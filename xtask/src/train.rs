@@ -1,7 +1,7 @@
 //! `cargo xtask train`: a recipe to a drafter.
 
 use crate::{
-    backend::{Common, with_backend},
+    backend::{Common, keep_freed_memory, with_backend},
     distill::{answer, selected, tokens},
     mask,
     model::Model,
@@ -80,6 +80,7 @@ pub(crate) struct Args {
 
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    keep_freed_memory();
     let name = args.recipe.file_stem().context("--recipe names no file")?;
     let out = args.out.clone().unwrap_or_else(|| crate::workspace().join("runs").join(name));
     let mut recipe = Recipe::read(&args.recipe)?;

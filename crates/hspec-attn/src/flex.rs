@@ -1,6 +1,8 @@
 //! Bodies for the flex backend: cache writes in place (its `slice_assign` copies the whole tensor), rotations
 //! and attention in one pass each, over the cache as it lies.
 
+mod back;
+
 use crate::{
     Anchor, BlockRule, KvCache, Prefix,
     attend::{Segment, attend},
@@ -50,11 +52,18 @@ pub(crate) fn rotate<B: Backend>(
     cos: &Tensor<B, 2>,
     sin: &Tensor<B, 2>,
 ) -> Option<Tensor<B, 2>> {
-    let (rows, width) = (x.dims()[0], x.dims()[1]);
-    let rotary = cos.dims()[1];
+    let (shape, rotary) = (x.dims(), cos.dims()[1]);
+    if flex::is_tracked::<B>() {
+        return back::rotate(x, cos, sin);
+    }
     let (x, cos, sin) = (flex::contiguous(x)?, flex::contiguous(cos)?, flex::contiguous(sin)?);
-    let (cos, sin) = (flex::values(&cos), flex::values(&sin));
-    let mut y = flex::values(&x).to_vec();
+    let [x, cos, sin] = [&x, &cos, &sin].map(flex::values);
+    Some(flex::tensor(rotated(x, shape[1], (cos, sin), rotary), shape))
+}
+
+/// Rows of `width`, of which the first `rotary` values turn.
+fn rotated(x: &[f32], width: usize, (cos, sin): (&[f32], &[f32]), rotary: usize) -> Vec<f32> {
+    let mut y = x.to_vec();
     let turn = |(row, (cos, sin)): (&mut [f32], (&[f32], &[f32]))| {
         let (low, high) = row[..rotary].split_at_mut(rotary / 2);
         let ((cos_low, cos_high), (sin_low, sin_high)) = (cos.split_at(rotary / 2), sin.split_at(rotary / 2));
@@ -71,10 +80,11 @@ pub(crate) fn rotate<B: Backend>(
         let tables = cos.par_chunks_exact(rotary).zip(sin.par_chunks_exact(rotary));
         y.par_chunks_exact_mut(width).zip(tables).with_min_len(64).for_each(turn);
     }
-    Some(flex::tensor(y, [rows, width]))
+    y
 }
 
 /// A tensor of which rows of the last dimension are read where they lie.
+#[derive(Debug, Clone)]
 struct Rows {
     tensor: FlexTensor,
     /// Strides of the dimensions before the last two.
@@ -85,14 +95,18 @@ struct Rows {
 
 impl Rows {
     fn new<B: Backend, const D: usize>(x: &Tensor<B, D>) -> Option<Self> {
-        let tensor = flex::inner(x)?;
+        Some(Self::of(flex::inner(x)?))
+    }
+
+    fn of(tensor: FlexTensor) -> Self {
         let strides = tensor.layout().strides();
-        let tensor = match strides.iter().all(|s| *s >= 0) && strides[D - 1] == 1 {
+        let tensor = match strides.iter().all(|s| *s >= 0) && strides.last() == Some(&1) {
             true => tensor,
             false => tensor.to_contiguous(),
         };
         let strides: Vec<usize> = tensor.layout().strides().iter().map(|s| s.unsigned_abs()).collect();
-        Some(Self { outer: strides[..D - 2].to_vec(), stride: strides[D - 2], tensor })
+        let outer = strides.len() - 2;
+        Self { outer: strides[..outer].to_vec(), stride: strides[outer], tensor }
     }
 
     /// From the first row at some outer index on.
@@ -110,7 +124,7 @@ fn queries(q: &[f32], tokens: std::ops::Range<usize>, shape: Shape, head: usize)
     tokens.flat_map(of).map(|x| x * scale).collect()
 }
 
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy)]
 struct Shape {
     heads: usize,
     /// Heads that share a key-value head.
@@ -189,44 +203,81 @@ pub(crate) fn blocks<B: Backend>(
     rule: &BlockRule,
     d: usize,
 ) -> Option<Tensor<B, 2>> {
-    let [rows, width] = q.dims();
-    let (k, own_width) = (rows / anchors.len(), own.0.dims()[1]);
-    let shape = Shape { heads: width / d, rep: width / own_width, d };
-    let (q, own_keys, own_values) =
-        (flex::contiguous(q)?, flex::contiguous(own.0)?, flex::contiguous(own.1)?);
-    let (q, own_keys, own_values) = (flex::values(&q), flex::values(&own_keys), flex::values(&own_values));
-    let prefix = match prefix {
-        Some(p) => Some((Rows::new(&p.keys)?, Rows::new(&p.values)?)),
-        None => None,
+    let (shape, own_shape) = (q.dims(), own.0.dims());
+    if flex::is_tracked::<B>() {
+        return back::blocks(q, own, anchors, prefix, rule, d);
+    }
+    let blocks = Blocks {
+        q: flex::contiguous(q)?,
+        keys: flex::contiguous(own.0)?,
+        values: flex::contiguous(own.1)?,
+        prefix: match prefix {
+            Some(p) => Some((Rows::new(&p.keys)?, Rows::new(&p.values)?)),
+            None => None,
+        },
+        anchors: anchors.to_vec(),
+        rule: *rule,
+        shape: Shape { heads: shape[1] / d, rep: shape[1] / own_shape[1], d },
     };
-    let units =
-        (0..anchors.len()).flat_map(|i| (0..own_width / d).map(move |head| (i * k..(i + 1) * k, head)));
-    let run = |tokens: &std::ops::Range<usize>, head: usize| {
-        let (block, anchor) = (tokens.start / k, &anchors[tokens.start / k]);
-        let per_slot = |seen: &dyn Fn(usize) -> std::ops::Range<usize>| {
-            (0..k).flat_map(|t| std::iter::repeat_n(seen(t), shape.rep)).collect()
-        };
-        let mut segments = Vec::with_capacity(2);
-        if let Some((keys, values)) = &prefix {
-            debug_assert_eq!(keys.stride, values.stride);
+    Some(flex::tensor(blocks.attend(), shape))
+}
+
+/// Blocks and what they attend to.
+#[derive(Debug, Clone)]
+struct Blocks {
+    /// `[n * k, heads * d]`.
+    q: FlexTensor,
+    /// Own keys and values, `[n * k, kv * d]`.
+    keys: FlexTensor,
+    values: FlexTensor,
+    prefix: Option<(Rows, Rows)>,
+    anchors: Vec<Anchor>,
+    rule: BlockRule,
+    shape: Shape,
+}
+
+impl Blocks {
+    /// Slots per block, and key-value heads.
+    fn sizes(&self) -> (usize, usize) {
+        let Shape { heads, rep, d } = self.shape;
+        (flex::values(&self.q).len() / (heads * d) / self.anchors.len(), heads / rep)
+    }
+
+    /// `[n * k, heads * d]`.
+    fn attend(&self) -> Vec<f32> {
+        let Self { prefix, anchors, rule, shape, .. } = self;
+        let ((k, kv), Shape { heads, rep, d }) = (self.sizes(), *shape);
+        let (q, own_keys, own_values) =
+            (flex::values(&self.q), flex::values(&self.keys), flex::values(&self.values));
+        let own_width = kv * d;
+        let units = (0..anchors.len()).flat_map(|i| (0..kv).map(move |head| (i * k..(i + 1) * k, head)));
+        let run = |tokens: &std::ops::Range<usize>, head: usize| {
+            let (block, anchor) = (tokens.start / k, &anchors[tokens.start / k]);
+            let per_slot = |seen: &dyn Fn(usize) -> std::ops::Range<usize>| {
+                (0..k).flat_map(|t| std::iter::repeat_n(seen(t), rep)).collect()
+            };
+            let mut segments = Vec::with_capacity(2);
+            if let Some((keys, values)) = prefix {
+                debug_assert_eq!(keys.stride, values.stride);
+                segments.push(Segment {
+                    keys: keys.at(&[head]),
+                    values: values.at(&[head]),
+                    stride: keys.stride,
+                    seen: per_slot(&|t| rule.prefix(anchor, t)),
+                });
+            }
+            let at = (block * k) * own_width + head * d;
             segments.push(Segment {
-                keys: keys.at(&[head]),
-                values: values.at(&[head]),
-                stride: keys.stride,
-                seen: per_slot(&|t| rule.prefix(anchor, t)),
+                keys: &own_keys[at..],
+                values: &own_values[at..],
+                stride: own_width,
+                seen: per_slot(&|t| rule.own(t, k)),
             });
-        }
-        let at = (block * k) * own_width + head * d;
-        segments.push(Segment {
-            keys: &own_keys[at..],
-            values: &own_values[at..],
-            stride: own_width,
-            seen: per_slot(&|t| rule.own(t, k)),
-        });
-        attend(&queries(q, tokens.clone(), shape, head), d, &segments)
-    };
-    let longest =
-        prefix.as_ref().map_or(0, |_| anchors.iter().map(|a| a.index - a.document).max().unwrap_or(0));
-    let out = in_units(units.collect(), shape, rows, rows * width * (longest + k), run);
-    Some(flex::tensor(out, [rows, width]))
+            attend(&queries(q, tokens.clone(), *shape, head), d, &segments)
+        };
+        let longest =
+            prefix.as_ref().map_or(0, |_| anchors.iter().map(|a| a.index - a.document).max().unwrap_or(0));
+        let rows = anchors.len() * k;
+        in_units(units.collect(), *shape, rows, rows * heads * d * (longest + k), run)
+    }
 }

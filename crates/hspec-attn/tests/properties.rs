@@ -3,7 +3,13 @@
 
 #![allow(clippy::unwrap_used)] // a test may panic
 
-use burn::tensor::{Distribution, Tensor, TensorData, backend::Backend};
+use burn::{
+    backend::Autodiff,
+    tensor::{
+        Distribution, Tensor, TensorData,
+        backend::{AutodiffBackend, Backend},
+    },
+};
 use hspec_attn::{
     Anchor, BlockRope, BlockRule, Position, Prefix, PrefixAttention, Rope, RopeScaling, WindowRule,
 };
@@ -78,10 +84,33 @@ impl Setup {
     fn run(&self) -> Vec<f32> {
         let (plain, fast) = (self.run_on::<B>(), self.run_on::<burn_flex::Flex>());
         assert_close("flex", &fast, &plain, Tolerance::Scaled(1e-5));
+        let (plain_slopes, fast_slopes) =
+            (self.slopes::<Autodiff<B>>(), self.slopes::<Autodiff<burn_flex::Flex>>());
+        for ((name, plain), (_, fast)) in plain_slopes.iter().zip(&fast_slopes) {
+            assert_close(name, fast, plain, Tolerance::Scaled(1e-5));
+        }
         plain
     }
 
     fn run_on<B: Backend>(&self) -> Vec<f32> {
+        self.on::<B>(false).2.into_data().to_vec().unwrap()
+    }
+
+    /// Gradients of a weighted sum of outputs: by the input and by each weight.
+    fn slopes<A: AutodiffBackend>(&self) -> Vec<(String, Vec<f32>)> {
+        let (module, x, out) = self.on::<A>(true);
+        let weights: Vec<f32> = (0..out.shape().num_elements()).map(|i| (i as f32 * 0.7).sin()).collect();
+        let weights = Tensor::<A, 3>::from_data(TensorData::new(weights, out.dims()), &out.device());
+        let grads = (out * weights).sum().backward();
+        let of_x = x.grad(&grads).unwrap().into_data().to_vec().unwrap();
+        let slopes = params::gradients(&module, &grads);
+        assert_eq!(slopes.len(), 4);
+        let slopes = slopes.into_iter().map(|(name, slope)| (name, slope.to_vec().unwrap()));
+        std::iter::once(("x".to_owned(), of_x)).chain(slopes).collect()
+    }
+
+    /// Module, input and output on a backend.
+    fn on<B: Backend>(&self, trained: bool) -> (PrefixAttention<B>, Tensor<B, 3>, Tensor<B, 3>) {
         let device = Default::default();
         let linear = |i, o| Linear::<B>::random(i, o, false, 0.7, &device);
         let module = PrefixAttention {
@@ -94,7 +123,7 @@ impl Setup {
             head_dim: D,
         };
         let weights = params::collect(&self.module);
-        let module = params::fill(module, &device, |name| weights.get(name).cloned(), |_| false).unwrap();
+        let module = params::fill(module, &device, |name| weights.get(name).cloned(), |_| trained).unwrap();
         let positions: Vec<Position> =
             self.anchors.iter().flat_map(|a| (0..self.k).map(|t| a.position + t)).collect();
         let rope = BlockRope {
@@ -105,9 +134,9 @@ impl Setup {
             |v: &[f32]| Tensor::<B, 3>::from_data(TensorData::new(v.to_vec(), [KV, self.total, D]), &device);
         let prefix = Prefix { keys: tensor(&self.keys), values: tensor(&self.values) };
         let x = TensorData::new(self.x.clone(), [self.anchors.len(), self.k, HIDDEN]);
-        let x = Tensor::from_data(x, &device);
-        let out = module.forward(x, &self.anchors, &rope, Some(&prefix), &self.rule);
-        out.into_data().to_vec().unwrap()
+        let x = Tensor::from_data(x, &device).set_require_grad(trained);
+        let out = module.forward(x.clone(), &self.anchors, &rope, Some(&prefix), &self.rule);
+        (module, x, out)
     }
 
     /// One block, one head and one slot at a time over the concatenated keys it may see.

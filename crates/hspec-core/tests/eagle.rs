@@ -18,7 +18,7 @@ use hspec_core::{
 use proptest::prelude::*;
 use scene::{B, configurations, random_drafter, trunk};
 use serde_json::{Value, json};
-use std::ops::ControlFlow;
+use std::{ops::ControlFlow, path::Path};
 
 fn target() -> Target<B> {
     let dir = hspec_goldens::root().join("targets/llama31-tiny");
@@ -141,6 +141,35 @@ fn slots_depend_on_what_they_should() {
         let first = features.clone().narrow(0, 0, 1) * -1.0;
         let other = run(Tensor::cat(vec![first, features.narrow(0, 1, n - 1)], 0), 3, 6);
         assert!((0..3).all(|slot| differs(&other, slot)), "{name}: features of the first token");
+    }
+}
+
+/// What a loaded drafter computes, its weights packed, is what its weights say.
+#[test]
+fn packed_weights_draft_as_plain_ones() {
+    for (name, config) in configurations() {
+        let plain = trunk(&config);
+        let packed = Eagle3 { model: plain.model.clone().prepack(), ..plain.clone() };
+        assert!(format!("{:?}", packed.model.fc).contains("Panels"), "{name}");
+        let width = 64 * plain.shape.feature_layers.len();
+        let features =
+            Tensor::<B, 2>::random([40, width], Distribution::Normal(0.0, 1.0), &Default::default());
+        let ids: Vec<_> = (0..40u32).map(|i| TokenId(i * 7 % 512)).collect();
+        let run = |trunk: Eagle3<B>| {
+            let drafter: Box<dyn Drafter<B>> = match trunk.shape.mask_token {
+                Some(_) => Box::new(PEagle::new(trunk, Path::new("test")).unwrap()),
+                None => Box::new(trunk),
+            };
+            let mut session = drafter.session(64);
+            session.observe(&ids, features.clone());
+            logits(&mut *session, TokenId(3), &[TokenId(5), TokenId(6), TokenId(9)])
+        };
+        let (plain, packed) = (run(plain), run(packed));
+        let largest = plain.iter().fold(1f32, |m, x| m.max(x.abs()));
+        assert_eq!(plain.len(), packed.len());
+        for (a, b) in plain.iter().zip(&packed) {
+            assert!((a - b).abs() < 2e-5 * largest, "{name}: {a} {b}");
+        }
     }
 }
 

@@ -144,17 +144,14 @@ impl<B: Backend> MarkovHead<B> {
             (token, None)
         }
     }
-}
 
-impl<B: Backend> CausalCorrection<B> for MarkovHead<B> {
-    /// The state `[n, r]` of the recurrence; none before slot 0 (that is zeros) and in other kinds.
-    type State = Option<Tensor<B, 2>>;
-
-    fn block(&self, prev: Tensor<B, 2, Int>, hidden: Tensor<B, 3>) -> Tensor<B, 3> {
+    /// What the biases of whole blocks are a product of: `[n, k, r]`, for [`MarkovHead::markov_w2`]. Arguments as
+    /// of [`CausalCorrection::block`].
+    pub fn mixed(&self, prev: Tensor<B, 2, Int>, hidden: Tensor<B, 3>) -> Tensor<B, 3> {
         let [n, k, h] = hidden.dims();
         let r = self.rank();
         let tokens = self.features(prev);
-        let mixed = if self.kind() == MarkovKind::Rnn {
+        if self.kind() == MarkovKind::Rnn {
             let mut state = None;
             let mut slots = Vec::with_capacity(k);
             for slot in 0..k {
@@ -168,8 +165,16 @@ impl<B: Backend> CausalCorrection<B> for MarkovHead<B> {
         } else {
             let (mixed, _) = self.mix(None, tokens.reshape([n * k, r]), hidden.reshape([n * k, h]));
             mixed.reshape([n, k, r])
-        };
-        self.markov_w2.forward(mixed)
+        }
+    }
+}
+
+impl<B: Backend> CausalCorrection<B> for MarkovHead<B> {
+    /// The state `[n, r]` of the recurrence; none before slot 0 (that is zeros) and in other kinds.
+    type State = Option<Tensor<B, 2>>;
+
+    fn block(&self, prev: Tensor<B, 2, Int>, hidden: Tensor<B, 3>) -> Tensor<B, 3> {
+        self.markov_w2.forward(self.mixed(prev, hidden))
     }
 
     fn start(&self, _n: usize, _device: &B::Device) -> Self::State {

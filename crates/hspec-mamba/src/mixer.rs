@@ -94,7 +94,9 @@ impl<B: Backend> Mamba2Mixer<B> {
 
         let u = self.in_proj.forward(x.reshape([b * l, hidden]));
         #[cfg(feature = "flex")]
-        if let Some((y, state)) = self.fast(&u, initial.as_ref(), b) {
+        if let Some((y, state)) = self.with_parameters(|parameters| {
+            crate::flex::mix(&u, parameters, initial.as_ref(), &self.config(), b)
+        }) {
             return (self.out_proj.forward(self.norm.forward(y)).reshape([b, l, hidden]), state);
         }
         let part = |start, length| contiguous(u.clone().narrow(1, start, length));
@@ -119,34 +121,66 @@ impl<B: Backend> Mamba2Mixer<B> {
         (self.out_proj.forward(y).reshape([b, l, hidden]), state)
     }
 
-    /// What lies between the projections, up to the norm.
-    #[cfg(feature = "flex")]
-    fn fast(
-        &self,
-        u: &Tensor<B, 2>,
-        initial: Option<&Tensor<B, 4>>,
-        b: usize,
-    ) -> Option<(Tensor<B, 2>, Tensor<B, 4>)> {
-        if !hspec_nn::flex::is_flex::<B>() {
-            return None;
+    /// [`Mamba2Mixer::forward`] without the state after the last step.
+    pub fn output(&self, x: Tensor<B, 3>, initial: Option<Tensor<B, 4>>) -> Tensor<B, 3> {
+        #[cfg(feature = "flex")]
+        if hspec_nn::flex::is_tracked::<B>() {
+            let [b, l, hidden] = x.dims();
+            let u = self.in_proj.forward(x.clone().reshape([b * l, hidden]));
+            let mixed =
+                self.with_parameters(|p| crate::flex::output(&u, p, initial.as_ref(), &self.config(), b));
+            if let Some(y) = mixed {
+                return self.out_proj.forward(self.norm.forward(y)).reshape([b, l, hidden]);
+            }
         }
-        let parameters = crate::flex::Parameters {
+        self.forward(x, initial).0
+    }
+
+    /// Calls a body for what lies between the projections, up to the norm.
+    #[cfg(feature = "flex")]
+    fn with_parameters<R>(&self, body: impl FnOnce(&crate::flex::Parameters<'_, B>) -> R) -> R {
+        body(&crate::flex::Parameters {
             conv: (&self.conv1d.weight.val(), &self.conv1d.bias.val()),
             a_log: &self.A_log.val(),
             d: &self.D.val(),
             dt_bias: &self.dt_bias.val(),
-        };
-        crate::flex::mix(u, &parameters, initial, &self.config(), b)
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use burn::tensor::{Distribution, TensorData};
+    use burn::{
+        backend::Autodiff,
+        tensor::{Distribution, TensorData, backend::AutodiffBackend},
+    };
     use proptest::prelude::*;
     use std::collections::BTreeMap;
     type B = burn_ndarray::NdArray;
+
+    /// A mixer's output under autodiff, and gradients of a weighted sum of it by every value.
+    fn slopes<A: AutodiffBackend>(
+        config: &MambaConfig,
+        values: &BTreeMap<String, TensorData>,
+    ) -> BTreeMap<String, TensorData> {
+        let device = Default::default();
+        let source = |name: &str| values.get(name).cloned();
+        let mixer = Mamba2Mixer::<A>::init(config, &device);
+        let mixer = hspec_nn::params::fill(mixer, &device, source, |_| true).unwrap();
+        let x = Tensor::<A, 3>::from_data(values["x"].clone(), &device).require_grad();
+        let state = values.get("state").map(|s| Tensor::<A, 4>::from_data(s.clone(), &device).require_grad());
+        let y = mixer.output(x.clone(), state.clone());
+        let weights: Vec<f32> = (0..y.shape().num_elements()).map(|i| (i as f32 * 0.7).sin()).collect();
+        let weights = Tensor::<A, 3>::from_data(TensorData::new(weights, y.dims()), &device);
+        let grads = (y.clone() * weights).sum().backward();
+        let mut found = hspec_nn::params::gradients(&mixer, &grads);
+        assert_eq!(found.len(), 8);
+        found.insert("y".into(), y.into_data());
+        found.insert("x".into(), x.grad(&grads).unwrap().into_data());
+        found.extend(state.map(|s| ("state".to_owned(), s.grad(&grads).unwrap().into_data())));
+        found
+    }
 
     /// A mixer's output and last state on a backend, from values of another.
     fn run<B: Backend>(config: &MambaConfig, values: &BTreeMap<String, TensorData>) -> [Vec<f32>; 2] {
@@ -191,6 +225,15 @@ mod tests {
                 let largest = plain.iter().fold(1f32, |m, x| m.max(x.abs()));
                 for (a, b) in plain.iter().zip(fast) {
                     prop_assert!((a - b).abs() < 2e-5 * largest, "{} {}", a, b);
+                }
+            }
+            let plain = slopes::<Autodiff<B>>(&config, &values);
+            let fast = slopes::<Autodiff<burn_flex::Flex>>(&config, &values);
+            for (name, plain) in plain {
+                let (plain, fast) = (plain.to_vec::<f32>().unwrap(), fast[&name].to_vec::<f32>().unwrap());
+                let largest = plain.iter().fold(1f32, |m, x| m.max(x.abs()));
+                for (a, b) in plain.iter().zip(fast) {
+                    prop_assert!((a - b).abs() < 1e-4 * largest, "{}: {} {}", name, a, b);
                 }
             }
         }

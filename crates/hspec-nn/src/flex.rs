@@ -1,5 +1,10 @@
 //! Between tensors of the flex backend and slices, for the fast bodies of this crate and others.
 
+mod gradient;
+pub(crate) mod layers;
+
+pub use gradient::{Gradient, Tracked, is_tracked, node, pull, tracked};
+
 use burn::tensor::{Bytes, DType, Shape, Tensor, TensorPrimitive, backend::Backend};
 use burn_flex::{FlexTensor, Layout};
 use std::any::{Any, TypeId};
@@ -35,10 +40,15 @@ pub fn values(x: &FlexTensor) -> &[f32] {
 /// # Panics
 /// Unless [`is_flex`], or if the number of values is not the shape's.
 pub fn tensor<B: Backend, const D: usize>(values: Vec<f32>, shape: [usize; D]) -> Tensor<B, D> {
-    assert_eq!(values.len(), shape.iter().product::<usize>());
-    let layout = Layout::contiguous(Shape::new(shape));
-    let mut made = Some(FlexTensor::new(Bytes::from_elems(values), layout, DType::F32));
+    let mut made = Some(primitive(values, shape));
     let primitive = (&mut made as &mut dyn Any).downcast_mut::<Option<B::FloatTensorPrimitive>>();
     let primitive = primitive.and_then(Option::take).expect("callers have asked whether this is flex");
     Tensor::from_primitive(TensorPrimitive::Float(primitive))
+}
+
+/// [`tensor`], as flex has it inside.
+pub fn primitive<const D: usize>(values: Vec<f32>, shape: [usize; D]) -> FlexTensor {
+    assert_eq!(values.len(), shape.iter().product::<usize>());
+    let layout = Layout::contiguous(Shape::new(shape));
+    FlexTensor::new(Bytes::from_elems(values), layout, DType::F32)
 }

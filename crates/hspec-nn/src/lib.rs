@@ -23,10 +23,12 @@
 //! ```
 //!
 //! Features: `flex` gives layers that no longer learn ([`Linear::prepack`]) weights packed in the order in
-//! which products read them, and fused bodies on the flex backend.
+//! which products read them, and fused bodies on the flex backend, under autodiff too.
 
 #[cfg(feature = "flex")]
 pub mod flex;
+#[cfg(feature = "flex")]
+pub mod gemm;
 mod linear;
 #[cfg(feature = "flex")]
 mod memory;
@@ -44,6 +46,6 @@ mod prepack;
 pub mod simd;
 
 pub use linear::{Linear, WeightStorage, contiguous};
-pub use mlp::{SwiGlu, silu};
+pub use mlp::{SwiGlu, gated, silu};
 pub use norm::RmsNorm;
 pub use pool::pass;

@@ -169,9 +169,19 @@ impl<B: Backend> Linear<B> {
             return flex::tensor(y.pop().expect("one matrix, one result"), [x.dims()[0], panels.shape()[0]]);
         }
         let w = self.weight.val();
+        #[cfg(feature = "flex")]
+        if let Some(y) = flex::layers::linear(&x, &w) {
+            return y;
+        }
         if x.dims()[0] <= FEW_ROWS {
             contiguous(w.matmul(x.transpose()).transpose())
         } else {
+            #[cfg(feature = "flex")]
+            if let (Some(rows), Some(weight)) = (flex::contiguous(&x), flex::contiguous(&w)) {
+                let shape = [x.dims()[0], w.dims()[0], w.dims()[1]];
+                let y = flex::layers::times_turned(flex::values(&rows), flex::values(&weight), shape);
+                return flex::tensor(y, [shape[0], shape[1]]);
+            }
             x.matmul(w.transpose())
         }
     }

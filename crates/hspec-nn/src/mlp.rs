@@ -47,8 +47,17 @@ impl<B: Backend> SwiGlu<B> {
                 return self.down_proj.forward(gated).reshape(shape);
             }
         }
-        self.down_proj.forward(silu(self.gate_proj.forward(x.clone())) * self.up_proj.forward(x))
+        self.down_proj.forward(gated(self.gate_proj.forward(x.clone()), self.up_proj.forward(x)))
     }
+}
+
+/// `silu(gate) · up`.
+pub fn gated<B: Backend, const D: usize>(gate: Tensor<B, D>, up: Tensor<B, D>) -> Tensor<B, D> {
+    #[cfg(feature = "flex")]
+    if let Some(y) = crate::flex::layers::gate(&gate, &up) {
+        return y;
+    }
+    silu(gate) * up
 }
 
 /// `x · sigmoid(x)`, written as one quotient: two to three times faster on CPU backends than their

@@ -4,8 +4,6 @@ use burn::{
     module::{Module, Param, ParamId},
     tensor::{DType, Tensor, backend::Backend},
 };
-#[cfg(feature = "flex")]
-use rayon::prelude::*;
 
 /// `y = x / sqrt(mean(x²) + eps) · weight` over the last dimension; the statistics are taken in
 /// f32 and the normalised value is cast back before the weight is applied.
@@ -44,23 +42,15 @@ impl<B: Backend> RmsNorm<B> {
     /// In one pass over the rows; none unless the tensors are flex's.
     #[cfg(feature = "flex")]
     fn fast<const D: usize>(&self, x: &Tensor<B, D>) -> Option<Tensor<B, D>> {
-        let (rows, weight) = (crate::flex::contiguous(x)?, crate::flex::contiguous(&self.weight.val())?);
-        let (rows, weight) = (crate::flex::values(&rows), crate::flex::values(&weight));
-        let (n, eps) = (weight.len(), self.eps as f32);
-        let mut y = vec![0f32; rows.len()];
-        let norm = |(y, x): (&mut [f32], &[f32])| crate::simd::rms_norm(y, x, weight, eps);
-        if rows.len() < PARALLEL {
-            y.chunks_mut(n).zip(rows.chunks(n)).for_each(norm);
-        } else {
-            y.par_chunks_mut(n).zip(rows.par_chunks(n)).for_each(norm);
+        use crate::flex::{contiguous, layers, tensor, values};
+        let (weight, eps) = (self.weight.val(), self.eps as f32);
+        if let Some(y) = layers::norm(x, &weight, eps) {
+            return Some(y);
         }
-        Some(crate::flex::tensor(y, x.dims()))
+        let (rows, weight) = (contiguous(x)?, contiguous(&weight)?);
+        Some(tensor(layers::normed(values(&rows), values(&weight), eps), x.dims()))
     }
 }
-
-/// Values below which threads cost more than they bring.
-#[cfg(feature = "flex")]
-const PARALLEL: usize = 50_000;
 
 #[cfg(test)]
 mod tests {

@@ -6,7 +6,10 @@
 
 use burn::{
     module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId},
-    tensor::{DType, Tensor, TensorData, backend::Backend},
+    tensor::{
+        DType, Tensor, TensorData,
+        backend::{AutodiffBackend, Backend},
+    },
 };
 use std::collections::BTreeMap;
 
@@ -79,6 +82,16 @@ pub struct ParamInfo {
 /// The values of every parameter, by name.
 pub fn collect<B: Backend, M: Module<B>>(module: &M) -> BTreeMap<String, TensorData> {
     let mut visitor = Collector { path: Path::default(), found: BTreeMap::new() };
+    module.visit(&mut visitor);
+    visitor.found
+}
+
+/// The gradient of every parameter that has one, by name.
+pub fn gradients<B: AutodiffBackend, M: Module<B>>(
+    module: &M,
+    of: &B::Gradients,
+) -> BTreeMap<String, TensorData> {
+    let mut visitor = Slopes::<B> { path: Path::default(), of, found: BTreeMap::new() };
     module.visit(&mut visitor);
     visitor.found
 }
@@ -157,6 +170,26 @@ impl<B: Backend> ModuleVisitor<B> for Collector {
     }
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
         self.found.insert(self.path.name(), param.val().into_data());
+    }
+}
+
+struct Slopes<'a, B: AutodiffBackend> {
+    path: Path,
+    of: &'a B::Gradients,
+    found: BTreeMap<String, TensorData>,
+}
+
+impl<B: AutodiffBackend> ModuleVisitor<B> for Slopes<'_, B> {
+    fn enter_module(&mut self, name: &str, container: &str) {
+        self.path.enter(name, container);
+    }
+    fn exit_module(&mut self, _: &str, container: &str) {
+        self.path.exit(container);
+    }
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+        if let Some(grad) = param.val().grad(self.of) {
+            self.found.insert(self.path.name(), grad.into_data());
+        }
     }
 }
 

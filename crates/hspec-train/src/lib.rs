@@ -35,9 +35,11 @@ mod feed;
 #[cfg(feature = "flex")]
 mod flex;
 pub mod kinds;
+pub mod logits;
 pub mod loss;
 pub mod loss_deepspec;
 pub mod loss_eagle;
+mod muon;
 pub mod objective;
 pub mod optim;
 pub mod pack;

@@ -9,8 +9,9 @@
 //! d total / d logit_v = g (ce_weight (p_v - [v = y]) - tv_weight p_v ([p_v < q_v] - S) + kl_weight (p_v - q_v))
 //! ```
 //!
-//! On flex that gradient is computed in one pass over the logits, blocks shared out among threads; other
-//! backends take the plain way. Both give the same numbers, which a test checks.
+//! On flex that gradient is computed in one pass over the logits, blocks shared out among threads, and where the
+//! logits are a sum of products ([`crate::logits::Logits`]) a few blocks at a time, from the products to the
+//! gradients of their factors; other backends take the plain way. All give the same numbers, which a test checks.
 
 use crate::{
     loss::{self, Agreement, LossConfig},
@@ -44,7 +45,7 @@ pub struct Objective<B: AutodiffBackend> {
 pub fn objective<B: AutodiffBackend>(mut forward: Forward<B>, config: &LossConfig) -> Objective<B> {
     let Some(base) = forward.base.take() else { return single(forward, config) };
     let before = Forward {
-        logits: base.logits,
+        logits: base.logits.into(),
         confidence: None,
         base: None,
         table: forward.table.clone(),
@@ -73,14 +74,14 @@ fn single<B: AutodiffBackend>(forward: Forward<B>, config: &LossConfig) -> Objec
 pub fn plain<B: AutodiffBackend>(forward: Forward<B>, config: &LossConfig) -> Objective<B> {
     let targets = forward.targets();
     let agreement = Agreement::count(
-        forward.logits.clone().inner(),
+        forward.logits.whole().inner(),
         targets.clone(),
         &forward.mask.clone().inner(),
         &forward.slots,
     );
     let counted: f32 = forward.mask.clone().into_data().iter::<f32>().sum();
     let targets = Tensor::from_inner(targets);
-    let elements = loss::elements_with(forward.logits, targets, forward.confidence, config.kl > 0.0);
+    let elements = loss::elements_with(forward.logits.whole(), targets, forward.confidence, config.kl > 0.0);
     let loss = loss::loss_of(elements, forward.mask, &forward.slots, config);
     Objective {
         total: scalar(&loss.total),

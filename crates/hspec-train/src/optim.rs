@@ -1,12 +1,12 @@
 //! Optimisers by parameter group, and the global-norm clip.
 
-use crate::recipe::{Loop, OptimizerKind};
+use crate::{
+    muon::Muon,
+    recipe::{Loop, OptimizerKind},
+};
 use burn::{
     module::{AutodiffModule, Module, ModuleVisitor, Param, ParamId},
-    optim::{
-        AdamW, AdamWConfig, GradientsParams, Muon, MuonConfig, Optimizer, adaptor::OptimizerAdaptor,
-        decay::WeightDecayConfig,
-    },
+    optim::{AdamW, AdamWConfig, GradientsParams, Optimizer, adaptor::OptimizerAdaptor},
     record::{FullPrecisionSettings, NamedMpkBytesRecorder, Record, Recorder},
     tensor::{
         ElementConversion, Tensor,
@@ -17,11 +17,10 @@ use hspec_core::{Error, Result};
 use hspec_nn::params;
 
 type Adam<B, M> = OptimizerAdaptor<AdamW, M, B>;
-type MuonOf<B, M> = OptimizerAdaptor<Muon<<B as AutodiffBackend>::InnerBackend>, M, B>;
 
 /// Muon for matrices, AdamW with and without decay for the rest; tables of token vectors are no matrices.
 pub struct Optimizers<B: AutodiffBackend, M: AutodiffModule<B>> {
-    muon: MuonOf<B, M>,
+    muon: OptimizerAdaptor<Muon, M, B>,
     decayed: Adam<B, M>,
     plain: Adam<B, M>,
     groups: Groups,
@@ -53,10 +52,8 @@ impl<B: AutodiffBackend, M: AutodiffModule<B>> Optimizers<B, M> {
             }
         }
         let adam = |decay: f64| AdamWConfig::new().with_epsilon(1e-8).with_weight_decay(decay as f32);
-        let muon = MuonConfig::new()
-            .with_weight_decay(Some(WeightDecayConfig { penalty: recipe.muon_weight_decay as f32 }));
         Self {
-            muon: muon.init(),
+            muon: Muon::init(recipe.muon_weight_decay),
             decayed: adam(recipe.weight_decay).init(),
             plain: adam(0.0).init(),
             groups,
@@ -215,10 +212,19 @@ struct Squares<'a> {
 impl<B: AutodiffBackend> ModuleVisitor<B> for Squares<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
         if let Some(grad) = self.grads.get::<B::InnerBackend, D>(param.id) {
-            let sum: f32 = (grad.clone() * grad).sum().into_scalar().elem();
-            self.found.push((param.id, f64::from(sum)));
+            self.found.push((param.id, squares(grad)));
         }
     }
+}
+
+/// The sum of a gradient's squares.
+fn squares<B: Backend, const D: usize>(grad: Tensor<B, D>) -> f64 {
+    #[cfg(feature = "flex")]
+    if let Some(grad) = hspec_nn::flex::contiguous(&grad) {
+        return crate::flex::squares(hspec_nn::flex::values(&grad));
+    }
+    let sum: f32 = (grad.clone() * grad).sum().into_scalar().elem();
+    f64::from(sum)
 }
 
 struct Scale<'a> {

@@ -1,6 +1,6 @@
 //! Documents packed into one row, anchors drawn from it, and the blocks that follow from them.
 
-use crate::loss::Slots;
+use crate::{logits::Logits, loss::Slots};
 use burn::{
     module::Module,
     tensor::{
@@ -92,7 +92,7 @@ impl<B: Backend> Judge<B> {
 #[derive(Debug)]
 pub struct Forward<B: AutodiffBackend> {
     /// Corrected logits, `[n, K, Vd]`.
-    pub logits: Tensor<B, 3>,
+    pub logits: Logits<B>,
     /// Confidence logits, `[n, K]`.
     pub confidence: Option<Tensor<B, 2>>,
     /// Logits before the correction, where they have a share of their own in the objective.

@@ -75,7 +75,7 @@ fn check<B: AutodiffBackend>() {
         for (config, total) in [(config, "total"), (dpace, "dpace_total")] {
             let (x, z) = (logits.clone().detach().require_grad(), confidence.clone().detach().require_grad());
             let forward = Forward {
-                logits: x.clone(),
+                logits: x.clone().into(),
                 confidence: Some(z.clone()),
                 base: None,
                 table: targets.clone().inner().reshape([n * k, v]),

@@ -9,7 +9,7 @@ mod sweep;
 mod work;
 
 use crate::{
-    backend::{Common, Name, threads, with_backend},
+    backend::{Common, Name, keep_freed_memory, threads, with_backend},
     model::default_target,
     output::probe,
     progress::Progress,
@@ -103,6 +103,8 @@ fn minutes(text: &str) -> Result<f64, String> {
 
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    // As training does.
+    keep_freed_memory();
     if args.peer.is_some() && args.backend.backend == Name::Cuda {
         anyhow::bail!("--peer torch measures PyTorch on the CPU; it says nothing beside --backend cuda");
     }

@@ -23,7 +23,7 @@ pub use embedding::Embedding;
 pub use export::{Exported, export};
 pub use files::pruned_head;
 pub use format::Format;
-pub use hspec::{Blocks, HSpec, HSpecModel, SubLayer};
+pub use hspec::{Blocks, HSpec, HSpecModel, SubLayer, Term};
 pub use inspect::{Inspection, inspect};
 pub use outline::{Outline, TensorOutline, outline};
 pub use registry::load;

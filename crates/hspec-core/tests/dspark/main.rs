@@ -136,6 +136,25 @@ fn fewer_drafts_are_the_first_of_many() {
     }
 }
 
+/// What a loaded drafter computes, its weights packed, is what its weights say.
+#[test]
+fn packed_weights_draft_as_plain_ones() {
+    for config in scene::all() {
+        let plain = scene::drafter(&config);
+        let packed = DSpark::load(scene::saved(&plain).path(), None, &Default::default()).unwrap();
+        assert!(format!("{:?}", packed.model.fc).contains("Panels"), "{config}");
+        let run = |drafter: &DSpark<B>| {
+            let mut session = drafter.start(6);
+            session.observe(&tokens(6), features(drafter, 6, 1));
+            greedy(drafter, &mut session, 6, drafter.max_draft())
+        };
+        let (plain, packed) = (run(&plain), run(&packed));
+        assert_close("logits", &finite(&packed.0), &finite(&plain.0), CLOSE);
+        assert_close("confidence", &packed.1, &plain.1, CLOSE);
+        assert_eq!(packed.2, plain.2);
+    }
+}
+
 #[test]
 fn nothing_observed_is_an_error() {
     let drafter = scene::drafter(&scene::dflash2());

@@ -116,7 +116,7 @@ fn forward<B: AutodiffBackend>(
     };
     let corrected = if shape.kind == Kind::Domino { 1.0 - share } else { 1.0 };
     Forward {
-        logits: output.logits,
+        logits: output.logits.into(),
         confidence: output.confidence,
         base: (share > 0.0).then_some(Base { logits: output.base, share, corrected }),
         table: against.table,

@@ -104,7 +104,7 @@ impl<B: AutodiffBackend> Learner<B> for Eagle3<B> {
         let wanted: Vec<usize> = (0..n).flat_map(|t| (0..steps).map(move |i| against(t, i))).collect();
         let (table, rows) = judged(row.last.clone().inner(), &wanted, judge);
         Some(Forward {
-            logits: Tensor::stack(logits, 1),
+            logits: Tensor::stack::<3>(logits, 1).into(),
             confidence: None,
             base: None,
             table,

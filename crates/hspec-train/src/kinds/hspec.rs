@@ -7,6 +7,7 @@ use super::{
 };
 use crate::{
     features::Reads,
+    logits::Logits,
     pack::{Anchors, Draw, Forward, Judge, Packed, indices},
     recipe::{HSpecShape, Loop, Shape, WarmStart},
 };
@@ -128,7 +129,10 @@ impl<B: AutodiffBackend> Packed<B> {
             .map(|i| i64::from(self.ids[i].0))
             .collect();
         let previous: Tensor<B, 2, Int> = Tensor::from_data(TensorData::new(previous, [n, k]), &device);
-        let logits = drafter.corrected_logits(hidden.clone(), previous.clone());
+        let logits = match drafter.logit_terms(hidden.clone(), previous.clone()) {
+            Some(terms) => Logits::Sum { terms, shape: [n, k, drafter.config.draft_vocab_size] },
+            None => drafter.corrected_logits(hidden.clone(), previous.clone()).into(),
+        };
         let confidence = drafter.confidence_logits(hidden, previous);
         let against = self.blocks(anchors, k, 1, |a, t| a + t, judge);
         Forward {

@@ -88,7 +88,7 @@ impl<B: AutodiffBackend> Learner<B> for PEagle<B> {
         let n = samples.depths.len();
         let (table, rows) = judged(row.last.clone().inner(), &wanted, judge);
         Some(Forward {
-            logits: logits.unsqueeze_dim(1),
+            logits: logits.unsqueeze_dim::<3>(1).into(),
             confidence: None,
             base: None,
             table,

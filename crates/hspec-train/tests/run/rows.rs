@@ -8,13 +8,14 @@ use burn::{
     tensor::{Distribution, Tensor, TensorData, backend::Backend},
 };
 use hspec_core::{
-    drafter::{DraftVocab, HSpec, dspark::DSpark, eagle3::Eagle3, peagle::PEagle, pruned_head},
+    drafter::{DraftVocab, HSpec, Term, dspark::DSpark, eagle3::Eagle3, peagle::PEagle, pruned_head},
     target::Target,
 };
 use hspec_nn::params;
 use hspec_train::{
     features::FeatureStore,
     kinds::{Learner, Start},
+    logits::Logits,
     loss::{LossConfig, Slots, Weighting},
     objective::{objective, plain},
     pack::{Base, Draw, Forward, Judge},
@@ -236,7 +237,7 @@ fn the_closed_form_is_the_plain_one() {
                 Tensor::<A, 2>::from_inner(z.clone()).require_grad(),
             );
             let forward = || Forward {
-                logits: x.clone(),
+                logits: x.clone().into(),
                 confidence: Some(z.clone()),
                 base: None,
                 table: targets.clone().reshape([n * k, v]),
@@ -265,7 +266,7 @@ fn the_closed_form_is_the_plain_one() {
             let y = Tensor::<A, 3>::from_inner(base.clone()).require_grad();
             let both =
                 Forward { base: Some(Base { logits: y.clone(), share: 0.25, corrected: 0.75 }), ..forward() };
-            let other = Forward { logits: y.clone(), confidence: None, ..forward() };
+            let other = Forward { logits: y.clone().into(), confidence: None, ..forward() };
             let (both, one, other) =
                 (objective(both, &config), plain(forward(), &config), plain(other, &config));
             let expected = 0.75 * one.total + 0.25 * other.total;
@@ -276,6 +277,57 @@ fn the_closed_form_is_the_plain_one() {
                 assert!((a - 0.25 * b).abs() < 1e-6, "{what}: base {a}, {b}");
             }
         }
+    }
+}
+
+/// Logits that are never all in memory give the values and the gradients that they give as a whole.
+#[test]
+fn a_sum_of_products_is_judged_as_the_logits_it_is() {
+    let _alone = crate::alone();
+    let device = Default::default();
+    let (n, k, v, widths) = (37, 4, 70, [5, 3]);
+    B::seed(&device, 5);
+    let random = |shape: [usize; 2]| Tensor::<B, 2>::random(shape, Distribution::Normal(0.0, 1.0), &device);
+    let table = random([n * k, v]);
+    // Blocks that are computed together, and none of whose slots counts.
+    let counts = |i: usize| i % 5 != 2 && !(3..6).contains(&(i / k));
+    let mask: Vec<f32> = (0..n * k).map(|i| f32::from(u8::from(counts(i)))).collect();
+    let mask = Tensor::<B, 2>::from_data(TensorData::new(mask, [n, k]), &device);
+    // The last weight is the target's and does not learn.
+    let (rows, weights) = (widths.map(|w| random([n * k, w])), widths.map(|w| random([v, w])));
+    for weighting in [Weighting::Decay { gamma: 4.0 }, Weighting::Dpace { alpha: 0.5 }] {
+        let config = LossConfig { ce: 0.3, tv: 0.6, kl: 0.2, confidence: 0.0, weighting };
+        let run = |whole: bool| {
+            let leaf = |t: &Tensor<B, 2>| Tensor::<A, 2>::from_inner(t.clone()).require_grad();
+            let rows = [leaf(&rows[0]), leaf(&rows[1])];
+            let weights = [leaf(&weights[0]), Tensor::<A, 2>::from_inner(weights[1].clone())];
+            let terms = rows.iter().zip(&weights);
+            let terms = terms.map(|(r, w)| Term { rows: r.clone(), weight: w.clone() }).collect();
+            let logits = Logits::Sum { terms, shape: [n, k, v] };
+            let forward = Forward {
+                logits: if whole { logits.whole().into() } else { logits },
+                confidence: None,
+                base: None,
+                table: table.clone(),
+                rows: (0..n * k).collect(),
+                slots: Slots::blocks(n, k, 1),
+                mask: Tensor::from_inner(mask.clone()),
+            };
+            let found = objective(forward, &config);
+            let grads = found.differentiable.backward();
+            let leaves = [&rows[0], &rows[1], &weights[0]];
+            let of = |t: &Tensor<A, 2>| t.grad(&grads).unwrap().into_data().iter::<f32>().collect::<Vec<_>>();
+            (found.total, found.agreement, leaves.map(of))
+        };
+        let (whole, parts) = (run(true), run(false));
+        assert!((whole.0 - parts.0).abs() < 1e-5, "{} {}", whole.0, parts.0);
+        assert_eq!(whole.1, parts.1);
+        for (whole, parts) in whole.2.iter().zip(&parts.2) {
+            assert_eq!(whole.len(), parts.len());
+            let pairs = whole.iter().zip(parts);
+            pairs.for_each(|(a, b)| assert!((a - b).abs() < 1e-6, "{weighting:?}: {a} {b}"));
+        }
+        assert_eq!(run(false).2, parts.2, "whatever the order in which threads finish");
     }
 }
 

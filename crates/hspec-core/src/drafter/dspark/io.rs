@@ -31,7 +31,7 @@ impl<B: Backend> DSpark<B> {
         let vocab = files::vocabulary(&weights, shape.vocab_size, shape.draft_vocab_size)?;
         let fresh = DSparkModel::init(&shape, source.device);
         let model = files::fill(fresh, &weights, source.target, &vocab, source.device)?;
-        Ok(Self { model, config, shape, vocab })
+        Ok(Self { model: model.prepack(), config, shape, vocab })
     }
 
     /// Writes `config.json` and `model.safetensors` into `dir`, in the layout of its configuration; without

@@ -13,7 +13,7 @@ use hspec_attn::{Anchor, BlockRope, BlockRule, Prefix, PrefixAttention};
 use hspec_heads::{
     BlockConv, CandidateSelector, ConfidenceHead, DominoConfig, DominoHead, Gru, MarkovHead, Silu,
 };
-use hspec_nn::{Linear, RmsNorm, SwiGlu};
+use hspec_nn::{Linear, RmsNorm, SwiGlu, WeightStorage};
 
 /// One decoder layer over the slots of blocks.
 #[derive(Module, Debug)]
@@ -132,6 +132,26 @@ impl<B: Backend> DSparkModel<B> {
                 .map(|s| CandidateSelector::init(v, vd, s.rank, h, s.top_k, device)),
             prefix_gru,
             embed_proj,
+        }
+    }
+
+    /// The same model for decoding, see [`Linear::prepack`].
+    #[must_use]
+    pub fn prepack(self) -> Self {
+        let storage = WeightStorage::Lossless;
+        let pack = |l: Linear<B>| l.prepack(storage);
+        let layer = |l: BlockLayer<B>| BlockLayer {
+            self_attn: l.self_attn.prepack(storage),
+            mlp: l.mlp.prepack(storage),
+            ..l
+        };
+        Self {
+            lm_head: pack(self.lm_head),
+            fc: pack(self.fc),
+            layers: self.layers.into_iter().map(layer).collect(),
+            markov_head: self.markov_head.map(|head| head.prepack(storage)),
+            embed_proj: self.embed_proj.map(|(first, silu, last)| (pack(first), silu, pack(last))),
+            ..self
         }
     }
 

@@ -60,7 +60,7 @@ pub struct DSparkSession<'a, B: Backend> {
 impl<B: Backend> DSpark<B> {
     /// A session of a request of at most `capacity` tokens.
     pub fn start(&self, capacity: usize) -> DSparkSession<'_, B> {
-        let (s, device) = (&self.shape, self.model.fc.weight.device());
+        let (s, device) = (&self.shape, self.model.norm.weight.device());
         let context = KvCache::new(s.rules.len(), 1, s.num_key_value_heads, capacity, s.head_dim, &device);
         DSparkSession { drafter: self, context }
     }
@@ -105,10 +105,14 @@ impl<B: Backend> Session<B> for DSparkSession<'_, B> {
         debug_assert_eq!(self.context.len(), cache.len(), "all that is final has been observed");
         let (drafter, model, layout) = (self.drafter, &self.drafter.model, self.drafter.shape.layout);
         let k = k.min(drafter.shape.max_draft());
-        let hidden = self.block(anchor);
+        let (hidden, predicting, base) = hspec_nn::pass::<B, _>(|| {
+            let hidden = self.block(anchor);
+            let predicting = hidden.clone().narrow(1, layout.first(), k);
+            let base = drafter.base_logits(predicting.clone());
+            (hidden, predicting, base)
+        });
         let device = hidden.device();
-        let predicting = hidden.clone().narrow(1, layout.first(), k);
-        let slots = Slots { base: drafter.base_logits(predicting.clone()), hidden: predicting.clone() };
+        let slots = Slots { base, hidden: predicting.clone() };
 
         let domino = model.domino(&drafter.shape);
         let correction = drafter.correction(domino.as_ref());

@@ -42,7 +42,7 @@ impl<B: Backend> Eagle3<B> {
         let vocab = files::vocabulary(&weights, shape.vocab_size, shape.draft_vocab_size)?;
         let fresh = Eagle3Model::init(&shape, source.device);
         let model = files::fill(fresh, &weights, source.target, &vocab, source.device)?;
-        Ok(Self { config, shape, model, vocab })
+        Ok(Self { config, shape, model: model.prepack(), vocab })
     }
 
     /// Writes `config.json` and `model.safetensors` into `dir`; without the frozen tensors unless asked for,

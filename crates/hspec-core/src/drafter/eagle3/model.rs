@@ -7,7 +7,7 @@ use burn::{
     tensor::{Distribution, Tensor, backend::Backend},
 };
 use hspec_attn::RopeTables;
-use hspec_nn::{Linear, RmsNorm, SwiGlu};
+use hspec_nn::{Linear, RmsNorm, SwiGlu, WeightStorage};
 
 /// All parameters.
 #[derive(Module, Debug)]
@@ -86,10 +86,12 @@ impl<B: Backend> SelfAttention<B> {
             let n = y.shape().num_elements() / (rows * d);
             y.reshape([rows, n, d])
         };
+        let projected = Linear::forward_all(&[&self.q_proj, &self.k_proj, &self.v_proj], x);
+        let [q, k, v] = projected.try_into().expect("three layers, three results");
         Heads {
-            q: split(rotation.q.apply(per_head(self.q_proj.forward(x.clone()), &self.q_norm))),
-            k: split(rotation.k.apply(per_head(self.k_proj.forward(x.clone()), &self.k_norm))),
-            v: split(self.v_proj.forward(x)),
+            q: split(rotation.q.apply(per_head(q, &self.q_norm))),
+            k: split(rotation.k.apply(per_head(k, &self.k_norm))),
+            v: split(v),
         }
     }
 }
@@ -132,6 +134,29 @@ impl<B: Backend> Eagle3Model<B> {
             layers: (0..shape.num_hidden_layers).map(layer).collect(),
             norm: norm(h),
             mask_hidden: shape.mask_token.map(|_| masked()),
+        }
+    }
+
+    /// The same model for decoding, see [`Linear::prepack`].
+    #[must_use]
+    pub fn prepack(self) -> Self {
+        let pack = |l: Linear<B>| l.prepack(WeightStorage::Lossless);
+        let layer = |l: Eagle3Layer<B>| {
+            let a = l.self_attn;
+            let self_attn = SelfAttention {
+                q_proj: pack(a.q_proj),
+                k_proj: pack(a.k_proj),
+                v_proj: pack(a.v_proj),
+                o_proj: pack(a.o_proj),
+                ..a
+            };
+            Eagle3Layer { self_attn, mlp: l.mlp.prepack(WeightStorage::Lossless), ..l }
+        };
+        Self {
+            lm_head: pack(self.lm_head),
+            fc: pack(self.fc),
+            layers: self.layers.into_iter().map(layer).collect(),
+            ..self
         }
     }
 }

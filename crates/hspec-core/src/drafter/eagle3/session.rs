@@ -151,6 +151,10 @@ impl<'a, B: Backend> PairCache<'a, B> {
 
     /// Runs pairs behind those of the cache, which keeps theirs: `[n, H]`.
     pub(in crate::drafter) fn run(&mut self, tokens: &[TokenId], states: Tensor<B, 2>) -> Tensor<B, 2> {
+        hspec_nn::pass::<B, _>(|| self.run_chunks(tokens, states))
+    }
+
+    fn run_chunks(&mut self, tokens: &[TokenId], states: Tensor<B, 2>) -> Tensor<B, 2> {
         let device = states.device();
         let mut outputs = Vec::new();
         for (i, tokens) in tokens.chunks(CHUNK).enumerate() {

@@ -8,7 +8,7 @@ mod stated;
 pub use model::{HSpecModel, SubLayer};
 pub(super) use stated::{WORDS, state};
 
-use super::DraftVocab;
+use super::{DraftVocab, correction::Correction};
 use crate::{
     Result, TokenId,
     config::{HSpecConfig, SeedMode},
@@ -16,6 +16,7 @@ use crate::{
 use burn::tensor::{DType, Int, Tensor, TensorData, backend::Backend};
 use hspec_attn::{Anchor, BlockRope, BlockRule, Position, Prefix, Rope, WindowRule};
 use hspec_heads::{BlockConv, CausalCorrection};
+use hspec_nn::Linear;
 use std::path::Path;
 
 /// A loaded or freshly initialised H-Spec drafter.
@@ -33,6 +34,15 @@ pub struct HSpec<B: Backend> {
     ropes: Vec<Rope>,
     /// Per attention sub-layer, the target's heads that it reads, if not all.
     heads: Option<Vec<Vec<usize>>>,
+}
+
+/// A product `x Wᵀ`, one of those that logits are the sum of.
+#[derive(Debug, Clone)]
+pub struct Term<B: Backend> {
+    /// `[rows, d]`.
+    pub rows: Tensor<B, 2>,
+    /// `[Vd, d]`.
+    pub weight: Tensor<B, 2>,
 }
 
 /// A batch of draft blocks and what they read from the target.
@@ -129,7 +139,7 @@ impl<B: Backend> HSpec<B> {
                 SubLayer::Mamba(l) => {
                     let state = shared.clone().or_else(|| self.seed_state(fused.as_ref(), mamba));
                     mamba += 1;
-                    h.clone() + l.ssm.forward(l.ssm_norm.forward(h), state).0
+                    h.clone() + l.ssm.output(l.ssm_norm.forward(h), state)
                 }
                 SubLayer::Attention(l) => {
                     let j = attention;
@@ -173,6 +183,24 @@ impl<B: Backend> HSpec<B> {
             Some(correction) => correction.block(base, previous, hidden),
             None => base,
         }
+    }
+
+    /// [`HSpec::corrected_logits`] as a sum of products over rows of all slots; none where a correction is no such
+    /// sum.
+    pub fn logit_terms(&self, hidden: Tensor<B, 3>, previous: Tensor<B, 2, Int>) -> Option<Vec<Term<B>>> {
+        let term = |rows: Tensor<B, 3>, linear: &Linear<B>| {
+            let [n, k, width] = rows.dims();
+            Term { rows: rows.reshape([n * k, width]), weight: linear.weight.val() }
+        };
+        let mut terms = vec![term(hidden.clone(), &self.model.lm_head)];
+        match self.correction() {
+            None => {}
+            Some(Correction::Markov(head)) => {
+                terms.push(term(head.mixed(previous, hidden), &head.markov_w2));
+            }
+            Some(Correction::Domino(_) | Correction::Selector(_)) => return None,
+        }
+        Some(terms)
     }
 
     /// Confidence logits `[n, slots]` for known previous tokens, cut off from the gradients of

@@ -1,0 +1,403 @@
+//! Products of matrices that are used once or twice, as in training: both are packed on the way.
+//!
+//! Every element is one sum in ascending order, whatever the number of threads and however the work is cut, so
+//! that neither timing nor other rows change a bit of it.
+
+use crate::simd::{Body, Op, PANEL, RowGroup, Simd, Tile, Vector, group_rows, turn};
+use rayon::prelude::*;
+
+/// Multiplications below which threads cost more than they bring.
+const PARALLEL: usize = 1 << 20;
+/// Values below which packing is not shared out.
+const PACKED: usize = 1 << 16;
+/// Rows and steps of a block, which is read for every panel: a third of a megabyte, for the second cache.
+const ROWS: usize = 144;
+const STEPS: usize = 576;
+/// Panels of a task.
+const PANELS: usize = 12;
+/// Most rows computed at once.
+const MAX_PADDED: usize = 12;
+
+/// A matrix in memory.
+#[derive(Debug, Clone, Copy)]
+pub struct Matrix<'a> {
+    values: &'a [f32],
+    rows: usize,
+    columns: usize,
+    turned: bool,
+}
+
+impl<'a> Matrix<'a> {
+    /// `[rows, columns]`, row-major.
+    ///
+    /// # Panics
+    /// If the number of values is another.
+    pub fn new(values: &'a [f32], rows: usize, columns: usize) -> Self {
+        assert_eq!(values.len(), rows * columns);
+        Self { values, rows, columns, turned: false }
+    }
+
+    /// The transpose, of the same values.
+    #[must_use]
+    pub fn turned(self) -> Self {
+        Self { rows: self.columns, columns: self.rows, turned: !self.turned, ..self }
+    }
+
+    /// Row `i` of a matrix as it lies, or column `i` of a turned one.
+    #[inline(always)]
+    fn line(&self, i: usize) -> &'a [f32] {
+        let length = if self.turned { self.rows } else { self.columns };
+        &self.values[i * length..(i + 1) * length]
+    }
+}
+
+/// Left factors `[m, k]` as tiles read them: groups of rows, `[k, padded]` each.
+pub struct Left {
+    groups: Vec<RowGroup>,
+    packed: Vec<f32>,
+    steps: usize,
+}
+
+impl Left {
+    /// Packs `[m, k]`.
+    pub fn pack(body: Body, a: Matrix<'_>) -> Self {
+        Self::pack_all(body, &[a])
+    }
+
+    /// Packs matrices that lie side by side.
+    ///
+    /// # Panics
+    /// Unless they have the same number of rows.
+    pub fn pack_all(body: Body, parts: &[Matrix<'_>]) -> Self {
+        let rows = parts.first().map_or(0, |a| a.rows);
+        assert!(parts.iter().all(|a| a.rows == rows));
+        let steps = parts.iter().map(|a| a.columns).sum();
+        let groups = group_rows(body, rows, steps);
+        let mut packed = vec![0f32; groups.last().map_or(0, |g| g.at + g.padded * steps)];
+        let mut blocks = Vec::with_capacity(groups.len());
+        let mut rest = packed.as_mut_slice();
+        for &group in &groups {
+            let (block, after) = rest.split_at_mut(group.padded * steps);
+            blocks.push((block, group));
+            rest = after;
+        }
+        let pack = |(block, group): (&mut [f32], RowGroup)| {
+            let mut to = block;
+            for &a in parts {
+                let (block, rest) = to.split_at_mut(group.padded * a.columns);
+                body.run(Pack { block, group, a });
+                to = rest;
+            }
+        };
+        if rows * steps == 0 {
+            // Nothing to pack: no rows, or sums of no products.
+        } else if rows * steps < PACKED {
+            blocks.into_iter().for_each(pack);
+        } else {
+            blocks.into_par_iter().for_each(pack);
+        }
+        Self { groups, packed, steps }
+    }
+}
+
+struct Pack<'a> {
+    block: &'a mut [f32],
+    group: RowGroup,
+    a: Matrix<'a>,
+}
+
+impl Op for Pack<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<V: Vector>(self, _: Simd<V>) {
+        let Self { block, group, a } = self;
+        let RowGroup { row, rows, padded, .. } = group;
+        if a.turned {
+            for (k, to) in block.chunks_exact_mut(padded).enumerate() {
+                to[..rows].copy_from_slice(&a.line(k)[row..row + rows]);
+            }
+        } else {
+            turn(block, padded, padded, |r| a.line(row + r.min(rows - 1)));
+        }
+    }
+}
+
+/// Right factors `[k, n]` as tiles read them: panels of 32 columns, `[k, 32]` each.
+pub struct Right {
+    packed: Vec<f32>,
+    steps: usize,
+    columns: usize,
+}
+
+impl Right {
+    /// Packs `[k, n]`.
+    pub fn pack(body: Body, b: Matrix<'_>) -> Self {
+        Self::pack_all(body, &[b])
+    }
+
+    /// Packs matrices that lie below one another.
+    ///
+    /// # Panics
+    /// Unless they have the same number of columns.
+    pub fn pack_all(body: Body, parts: &[Matrix<'_>]) -> Self {
+        let columns = parts.first().map_or(0, |b| b.columns);
+        assert!(parts.iter().all(|b| b.columns == columns));
+        let steps = parts.iter().map(|b| b.rows).sum::<usize>();
+        let mut packed = vec![0f32; columns.div_ceil(PANEL) * steps * PANEL];
+        let fill = |(panel, to): (usize, &mut [f32])| {
+            let mut to = to;
+            for &b in parts {
+                let (block, rest) = to.split_at_mut(b.rows * PANEL);
+                body.run(PackPanel { block, panel, b });
+                to = rest;
+            }
+        };
+        if packed.is_empty() {
+            // Nothing to pack, as above.
+        } else if packed.len() < PACKED {
+            packed.chunks_mut(steps * PANEL).enumerate().for_each(fill);
+        } else {
+            packed.par_chunks_mut(steps * PANEL).enumerate().for_each(fill);
+        }
+        Self { packed, steps, columns }
+    }
+}
+
+struct PackPanel<'a> {
+    block: &'a mut [f32],
+    panel: usize,
+    b: Matrix<'a>,
+}
+
+impl Op for PackPanel<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<V: Vector>(self, _: Simd<V>) {
+        let Self { block, panel, b } = self;
+        let from = panel * PANEL;
+        let width = PANEL.min(b.columns - from);
+        if b.turned {
+            turn(block, PANEL, width, |c| b.line(from + c));
+        } else {
+            for (k, to) in block.chunks_exact_mut(PANEL).enumerate() {
+                to[..width].copy_from_slice(&b.line(k)[from..from + width]);
+            }
+        }
+    }
+}
+
+/// `a b`, `[m, n]` row-major.
+pub fn product(body: Body, a: Matrix<'_>, b: Matrix<'_>) -> Vec<f32> {
+    packed_product(body, &Left::pack(body, a), &Right::pack(body, b))
+}
+
+/// `a aᵀ`, `[m, m]`: one half is computed, and is the other.
+pub fn gram(body: Body, a: Matrix<'_>) -> Vec<f32> {
+    let (left, right) = (Left::pack(body, a), Right::pack(body, a.turned()));
+    let n = a.rows;
+    let mut y = vec![0f32; n * n];
+    fill(body, &left, &right, &mut y, true);
+    for i in 0..n {
+        for j in 0..i {
+            y[i * n + j] = y[j * n + i];
+        }
+    }
+    y
+}
+
+/// [`product`] of packed factors.
+pub fn packed_product(body: Body, a: &Left, b: &Right) -> Vec<f32> {
+    let m = a.groups.last().map_or(0, |g| g.row + g.rows);
+    let mut y = vec![0f32; m * b.columns];
+    fill(body, a, b, &mut y, false);
+    y
+}
+
+/// [`packed_product`] on this thread, into the rows of `y`; added to what is there if `accumulate`.
+pub fn product_into(body: Body, a: &Left, b: &Right, y: &mut [f32], accumulate: bool) {
+    let m = a.groups.last().map_or(0, |g| g.row + g.rows);
+    assert_eq!((a.steps, y.len()), (b.steps, m * b.columns));
+    let cells = Cells { y: y.as_mut_ptr(), output: b.columns };
+    for groups in a.groups.chunks(ROWS / MAX_PADDED) {
+        let panels = 0..b.columns.div_ceil(PANEL);
+        body.run(Block { a, b, cells, groups, panels, upper: false, accumulate });
+    }
+}
+
+fn fill(body: Body, a: &Left, b: &Right, y: &mut [f32], upper: bool) {
+    assert_eq!(a.steps, b.steps, "the factors fit each other");
+    let cells = Cells { y: y.as_mut_ptr(), output: b.columns };
+    let panels = b.columns.div_ceil(PANEL);
+    let tasks: Vec<_> = a
+        .groups
+        .chunks(ROWS / MAX_PADDED)
+        .flat_map(|groups| {
+            (0..panels).step_by(PANELS).map(move |from| (groups, from..panels.min(from + PANELS)))
+        })
+        .collect();
+    let run = |(groups, panels)| {
+        body.run(Block { a, b, cells, groups, panels, upper, accumulate: false });
+    };
+    if y.len() * a.steps < PARALLEL {
+        tasks.into_iter().for_each(run);
+    } else {
+        tasks.into_par_iter().for_each(run);
+    }
+}
+
+/// A result that tasks fill, each its own part.
+#[derive(Clone, Copy)]
+struct Cells {
+    y: *mut f32,
+    output: usize,
+}
+
+// SAFETY: every element is written by one task only.
+unsafe impl Send for Cells {}
+// SAFETY: as above.
+unsafe impl Sync for Cells {}
+
+/// Some rows times some panels.
+struct Block<'a> {
+    a: &'a Left,
+    b: &'a Right,
+    cells: Cells,
+    groups: &'a [RowGroup],
+    panels: std::ops::Range<usize>,
+    /// Whether tiles below the diagonal are left out.
+    upper: bool,
+    accumulate: bool,
+}
+
+impl Op for Block<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<V: Vector>(self, simd: Simd<V>) {
+        let Self { a, b, cells, groups, panels, upper, accumulate } = self;
+        for from in (0..a.steps).step_by(STEPS) {
+            let steps = STEPS.min(a.steps - from);
+            for panel in panels.clone() {
+                let w = &b.packed[(panel * b.steps + from) * PANEL..][..steps * PANEL];
+                let width = PANEL.min(b.columns - panel * PANEL);
+                for &RowGroup { row, rows, padded, at } in groups {
+                    if upper && (panel + 1) * PANEL <= row {
+                        continue;
+                    }
+                    let x = &a.packed[at + from * padded..][..steps * padded];
+                    let accumulate = accumulate || from > 0;
+                    let tile = Tile { x, rows, padded, w, stride: PANEL, steps, accumulate };
+                    // SAFETY: the rows and columns are the result's, and this task's alone.
+                    unsafe {
+                        let y = cells.y.add(row * cells.output + panel * PANEL);
+                        if width == PANEL {
+                            simd.tile_at(&tile, y, cells.output);
+                            continue;
+                        }
+                        let mut block = [0f32; MAX_PADDED * PANEL];
+                        for r in 0..rows {
+                            let from = y.add(r * cells.output);
+                            std::ptr::copy_nonoverlapping(from, block[r * PANEL..].as_mut_ptr(), width);
+                        }
+                        simd.tile(&tile, &mut block, PANEL);
+                        for r in 0..rows {
+                            let to = y.add(r * cells.output);
+                            std::ptr::copy_nonoverlapping(block[r * PANEL..].as_ptr(), to, width);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn values(n: usize, seed: u32) -> Vec<f32> {
+        let mut x = seed.wrapping_mul(2_654_435_761).wrapping_add(1);
+        let mut next = || {
+            x = x.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (x >> 8) as f32 / (1 << 23) as f32 - 1.0
+        };
+        (0..n).map(|_| next()).collect()
+    }
+
+    fn transposed(x: &[f32], rows: usize, columns: usize) -> Vec<f32> {
+        (0..x.len()).map(|i| x[i % rows * columns + i / rows]).collect()
+    }
+
+    fn naive(a: &[f32], b: &[f32], m: usize, k: usize, n: usize) -> Vec<f64> {
+        let dot = |r: usize, c: usize| {
+            (0..k).map(|i| f64::from(a[r * k + i]) * f64::from(b[i * n + c])).sum::<f64>()
+        };
+        (0..m * n).map(|i| dot(i / n, i % n)).collect()
+    }
+
+    fn check(m: usize, k: usize, n: usize, seed: u32) {
+        let (a, b) = (values(m * k, seed), values(k * n, seed + 1));
+        let (at, bt) = (transposed(&a, m, k), transposed(&b, k, n));
+        let expected = naive(&a, &b, m, k, n);
+        for body in Body::all() {
+            let lefts = [Matrix::new(&a, m, k), Matrix::new(&at, k, m).turned()];
+            let rights = [Matrix::new(&b, k, n), Matrix::new(&bt, n, k).turned()];
+            let first = product(body, lefts[0], rights[0]);
+            for (y, e) in first.iter().zip(&expected) {
+                assert!((f64::from(*y) - e).abs() < 1e-5 * k as f64, "{y} {e}");
+            }
+            for left in lefts {
+                for right in rights {
+                    assert_eq!(product(body, left, right), first);
+                }
+            }
+            let mut twice = first.clone();
+            let (left, right) = (Left::pack(body, lefts[0]), Right::pack(body, rights[0]));
+            product_into(body, &left, &right, &mut twice, true);
+            for (y, e) in twice.iter().zip(&expected) {
+                assert!((f64::from(*y) - 2.0 * e).abs() < 2e-5 * k as f64, "{y} {e}");
+            }
+            let mut again = vec![f32::NAN; first.len()];
+            product_into(body, &left, &right, &mut again, false);
+            assert_eq!(again, first);
+            assert_eq!(gram(body, lefts[0]), product(body, lefts[0], lefts[0].turned()));
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(24))]
+        #[test]
+        fn products_of_matrices_as_they_lie_and_turned_equal_the_sums(
+            m in 1usize..80, k in 1usize..40, n in 1usize..80, seed in 0u32..1000,
+        ) {
+            check(m, k, n, seed);
+        }
+    }
+
+    /// A block none of whose slots counts has no rows, and a sum over them no terms.
+    #[test]
+    fn matrices_of_no_rows_give_nothing_and_sums_of_nothing_are_zero() {
+        let (body, x) = (Body::widest(), values(40, 1));
+        assert!(product(body, Matrix::new(&[], 0, 5), Matrix::new(&x, 5, 8)).is_empty());
+        assert_eq!(product(body, Matrix::new(&[], 30, 0), Matrix::new(&[], 0, 40)), [0.0; 1200]);
+    }
+
+    #[test]
+    fn matrices_of_several_blocks_and_threads() {
+        check(301, 1300, 451, 7);
+    }
+
+    #[test]
+    fn matrices_beside_and_below_one_another_are_one() {
+        let (a, b) = (values(5 * 7, 1), values(7 * 40, 2));
+        let body = Body::widest();
+        let parts = [Matrix::new(&b[..3 * 40], 3, 40), Matrix::new(&b[3 * 40..], 4, 40)];
+        let left = Left::pack(body, Matrix::new(&a, 5, 7));
+        let (at, head) = (transposed(&a, 5, 7), transposed(&transposed(&a, 5, 7)[..3 * 5], 3, 5));
+        let sides = [Matrix::new(&head, 5, 3), Matrix::new(&at[3 * 5..], 4, 5).turned()];
+        let whole = product(body, Matrix::new(&a, 5, 7), Matrix::new(&b, 7, 40));
+        for left in [left, Left::pack_all(body, &sides)] {
+            assert_eq!(packed_product(body, &left, &Right::pack_all(body, &parts)), whole);
+        }
+    }
+}
