@@ -72,7 +72,7 @@ pub(crate) fn run<B: Backend>(scene: Scene<B>, limits: &Limits) -> anyhow::Resul
     B::memory_cleanup(&device);
     let file = Path::new("config.json");
     let config = DSparkConfig::from_value(&shape::dspark(&target, &recipe), file)?;
-    let model = DSparkModel::init(&config.shape(file)?, &device);
+    let model = DSparkModel::init(&config.shape(file)?, &device).prepack();
     let dspark = DSpark::<B>::new(config, model, vocab(&target, &recipe)?, file)?;
 
     let mut cells: Vec<(usize, usize)> =
