@@ -30,6 +30,7 @@
 mod curves;
 #[cfg(feature = "collective")]
 pub mod devices;
+pub mod doctor;
 mod event_file;
 mod events;
 pub mod feature_cache;

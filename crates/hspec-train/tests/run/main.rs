@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)] // a test may panic
 
+mod doctor;
 mod kinds;
 mod recipes;
 mod rows;
