@@ -13,6 +13,12 @@ use burn::{
     tensor::backend::{AutodiffBackend, Backend},
 };
 use hspec_core::{Error, Result};
+use std::sync::{PoisonError, RwLock};
+
+/// Read while a graph is built, written while one is walked backwards: where another thread ends a backward pass
+/// in between, Burn 0.21 takes parts of the unfinished graph for abandoned ones, and gradients go missing without
+/// a word (tracel-ai/burn#5573).
+static GRAPHS: RwLock<()> = RwLock::new(());
 
 /// One row of a step.
 #[derive(Debug)]
@@ -100,6 +106,7 @@ pub fn sum<B: AutodiffBackend, L: Learner<B>>(
 ) -> Result<Option<Sum>> {
     let mut all: Option<Sum> = None;
     for row in rows {
+        let building = GRAPHS.read().unwrap_or_else(PoisonError::into_inner);
         let packed = row.packed.constant::<B>();
         let Some(forward) = learner.forward(&packed, &row.draw, judge) else { continue };
         let (blocks, judged) = (forward.logits.dims()[0], forward.judged());
@@ -108,7 +115,10 @@ pub fn sum<B: AutodiffBackend, L: Learner<B>>(
             optim::check_finite(learner.module())?;
             return Err(Error::Mismatch("the loss is not finite, though every parameter is".into()));
         }
+        drop(building);
+        let walking = GRAPHS.write().unwrap_or_else(PoisonError::into_inner);
         let mut grads = GradientsParams::from_grads(found.differentiable.backward(), learner.module());
+        drop(walking);
         scale(learner.module(), &mut grads, found.count);
         let of_row = |term: f64| term * found.count;
         let tally = Tally {

@@ -1,14 +1,14 @@
 //! One prompt decoded plainly and with one drafter.
 
 use super::{Cell, Record, Timing};
-use burn::tensor::{Tensor, backend::Backend};
+use burn::tensor::backend::Backend;
 use hspec_core::{
     Result, TokenId,
     decode::{Decoder, Generation, Request, SamplingParams},
-    drafter::{Drafter, Footprint, Proposal, Session},
-    target::{KvCache, Target},
+    drafter::Drafter,
+    target::Target,
 };
-use std::{cell::RefCell, ops::ControlFlow, time::Duration};
+use std::{ops::ControlFlow, time::Duration};
 
 /// What all answers of a comparison have in common.
 pub struct Measurer<'a, B: Backend> {
@@ -36,8 +36,6 @@ pub struct Question<'a> {
 /// An answer and what it took.
 pub struct Run {
     generation: Generation,
-    /// Logits of the confidence head, by round.
-    confidence: Vec<Vec<f32>>,
     peak_bytes: Option<u64>,
 }
 
@@ -93,13 +91,11 @@ impl<B: Backend> Measurer<'_, B> {
             k,
             stop_tokens: self.stop_tokens,
         };
-        let witness = drafter.map(|inner| Witness { inner, seen: RefCell::default() });
         let watched = forget_peak();
-        let decoder = Decoder::new(self.target, witness.as_ref().map(|w| w as &dyn Drafter<B>));
-        let generation = decoder.generate(&request, &mut |_| ControlFlow::Continue(()))?;
+        let generation =
+            Decoder::new(self.target, drafter).generate(&request, &mut |_| ControlFlow::Continue(()))?;
         let peak_bytes = if watched { peak() } else { None };
-        let confidence = witness.map(|w| w.seen.into_inner()).unwrap_or_default();
-        Ok(Run { generation, confidence, peak_bytes })
+        Ok(Run { generation, peak_bytes })
     }
 }
 
@@ -107,9 +103,9 @@ fn record(cell: &Cell, question: &Question<'_>, plain: &Run, run: &Run) -> Recor
     let generation = &run.generation;
     let mut rounds: Vec<_> = generation.rounds.iter().map(|r| (r.proposed, r.accepted)).collect();
     rounds.resize(generation.target_passes.max(rounds.len()), (0, 0));
-    let confidence = generation.rounds.iter().zip(&run.confidence).flat_map(|(round, logits)| {
-        let reached = round.proposed.min(round.accepted + 1);
-        logits.iter().take(reached).enumerate().map(|(slot, &l)| (probability(l), slot < round.accepted))
+    let confidence = generation.verified.iter().flat_map(|round| {
+        let reached = round.logits.iter().take(round.accepted + 1).enumerate();
+        reached.map(|(slot, &logit)| (probability(logit), slot < round.accepted))
     });
     Record {
         cell: cell.clone(),
@@ -128,8 +124,8 @@ fn record(cell: &Cell, question: &Question<'_>, plain: &Run, run: &Run) -> Recor
 }
 
 /// Of a logit; one that is no number promises nothing, as schedules take it.
-fn probability(logit: f32) -> f32 {
-    if logit.is_nan() { 0.0 } else { 1.0 / (1.0 + (-logit).exp()) }
+fn probability(logit: f64) -> f32 {
+    if logit.is_nan() { 0.0 } else { (1.0 / (1.0 + (-logit).exp())) as f32 }
 }
 
 fn timing(generation: &Generation) -> Timing {
@@ -139,61 +135,6 @@ fn timing(generation: &Generation) -> Timing {
         draft: Duration::as_secs_f64(&timing.draft),
         target: timing.target.as_secs_f64(),
         sampling: timing.sampling.as_secs_f64(),
-    }
-}
-
-/// A drafter whose confidences are written down.
-struct Witness<'a, B: Backend> {
-    inner: &'a dyn Drafter<B>,
-    seen: RefCell<Vec<Vec<f32>>>,
-}
-
-struct WitnessSession<'a, B: Backend> {
-    inner: Box<dyn Session<B> + 'a>,
-    seen: &'a RefCell<Vec<Vec<f32>>>,
-}
-
-impl<B: Backend> Drafter<B> for Witness<'_, B> {
-    fn kind(&self) -> &'static str {
-        self.inner.kind()
-    }
-
-    fn max_draft(&self) -> usize {
-        self.inner.max_draft()
-    }
-
-    fn feature_layers(&self) -> &[usize] {
-        self.inner.feature_layers()
-    }
-
-    fn vocabulary(&self) -> Option<&[TokenId]> {
-        self.inner.vocabulary()
-    }
-
-    fn footprint(&self) -> Footprint {
-        self.inner.footprint()
-    }
-
-    fn session(&self, capacity: usize) -> Box<dyn Session<B> + '_> {
-        Box::new(WitnessSession { inner: self.inner.session(capacity), seen: &self.seen })
-    }
-}
-
-impl<B: Backend> Session<B> for WitnessSession<'_, B> {
-    fn observe(&mut self, tokens: &[TokenId], features: Tensor<B, 2>) {
-        self.inner.observe(tokens, features);
-    }
-
-    fn draft(
-        &mut self,
-        anchor: TokenId,
-        cache: &KvCache<B>,
-        k: usize,
-        pick: &mut dyn FnMut(usize, &[f32]) -> Result<TokenId>,
-    ) -> Result<Proposal> {
-        let proposal = self.inner.draft(anchor, cache, k, pick)?;
-        self.seen.borrow_mut().push(proposal.confidence.clone());
-        Ok(proposal)
     }
 }
 

@@ -181,6 +181,34 @@ fn a_packed_batch_weighs_what_its_documents_do_alone() {
     }
 }
 
+/// Burn 0.21 drops parts of a graph that one thread builds when another ends a backward pass
+/// (tracel-ai/burn#5573).
+#[test]
+fn threads_that_train_at_once_lose_no_gradients() {
+    let _alone = crate::alone();
+    let target = target();
+    let documents = Documents::new(&target);
+    let (_, drafter, train) = kinds::KINDS.into_iter().find(|(name, ..)| *name == "dspark").unwrap();
+    let mut scene = Scene::<DSpark<A>>::new(&target, &kinds::recipe_of(drafter, train, 1));
+    let shares: [Vec<Row<B>>; 8] =
+        std::array::from_fn(|_| (0..80).map(|_| scene.row(&documents.of(&[0]))).collect());
+    let Scene { learner, judge, config, .. } = &scene;
+    let all: Vec<_> = std::thread::scope(|scope| {
+        let workers = shares.map(|rows| {
+            let (mut learner, judge) = (learner.clone(), judge.clone());
+            scope.spawn(move || {
+                let fork = learner.module().clone().fork(&judge.norm.weight.device());
+                learner.replace(fork);
+                let one =
+                    |row| step::sum::<A, DSpark<A>>(&learner, vec![row], &judge, config).unwrap().unwrap();
+                rows.into_iter().map(|row| gradients(learner.module(), &one(row).grads)).collect::<Vec<_>>()
+            })
+        });
+        workers.into_iter().flat_map(|worker| worker.join().unwrap()).collect()
+    });
+    all.iter().for_each(|found| assert_same("at once", found, &all[0]));
+}
+
 /// Gradients in closed form are those of autodiff, whatever slots count and whatever is minimised.
 #[test]
 fn the_closed_form_is_the_plain_one() {
