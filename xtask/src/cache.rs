@@ -11,6 +11,8 @@ use hspec_core::checkpoint::StoreAs;
 use hspec_train::{
     feature_cache::{Manifest, SHARD_BYTES},
     features::Reads,
+    kinds,
+    recipe::Recipe,
     responses::{Response, read_documents},
 };
 use indicatif::HumanBytes;
@@ -28,6 +30,7 @@ use std::{io::Write, path::PathBuf, time::Instant};
 Layer L of --layers is the residual stream that enters 0-based layer L, as in recipes.
 
 Examples:
+  cargo xtask cache --responses responses.jsonl --recipe recipes/smollm2-135m.toml --out features
   cargo xtask cache --responses responses.jsonl --layers 1 8 15 22 28 --kv-layers 28 --out features
   cargo xtask cache --responses responses.jsonl --layers 1 8 15 22 28 --bf16 --out features")]
 pub(crate) struct Args {
@@ -37,8 +40,11 @@ pub(crate) struct Args {
     /// The answers, from `cargo xtask distill` or the folder of a run.
     #[arg(long, value_name = "FILE")]
     responses: PathBuf,
+    /// The recipe whose drafter is to read the cache, in the place of layers.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["layers", "kv_layers"])]
+    recipe: Option<PathBuf>,
     /// Layers whose hidden states the drafter reads.
-    #[arg(long, value_name = "L", num_args = 1.., required = true)]
+    #[arg(long, value_name = "L", num_args = 1.., required_unless_present = "recipe")]
     layers: Vec<usize>,
     /// Layers whose keys and values it reads.
     #[arg(long, value_name = "L", num_args = 1..)]
@@ -79,11 +85,14 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 fn cache<B: Backend>(args: &Args, model: &Model<B>) -> anyhow::Result<()> {
     let template = model.chat.as_ref().map(|template| template.hash());
     let documents: Vec<Response> = read_documents(&args.responses, template, 0, 0)?;
-    let (mut hidden, kv) = (args.layers.clone(), args.kv_layers.clone());
-    hidden.sort_unstable();
-    hidden.dedup();
+    let mut reads = match &args.recipe {
+        Some(file) => kinds::reads(&Recipe::read(file)?, model.target.config(), file)?,
+        None => Reads { hidden: args.layers.clone(), kv: args.kv_layers.clone() },
+    };
+    reads.hidden.sort_unstable();
+    reads.hidden.dedup();
     let store = if args.bf16 { StoreAs::Bf16 } else { StoreAs::F32 };
-    let plan = Manifest::plan(&documents, &Reads { hidden, kv }, &model.target, store, SHARD_BYTES)?;
+    let plan = Manifest::plan(&documents, &reads, &model.target, store, SHARD_BYTES)?;
     let mut manifest = plan.resume(&args.out)?;
     let (free, left) = (fs4::available_space(&args.out)?, manifest.bytes_left());
     eprintln!(

@@ -9,6 +9,7 @@ mod cache;
 mod compare;
 mod demo;
 mod distill;
+mod doctor;
 mod eval;
 mod export;
 mod fetch;
@@ -55,6 +56,7 @@ enum Command {
     Test(test::Args),
     Distill(distill::Args),
     Cache(cache::Args),
+    Doctor(doctor::Args),
     Train(train::Args),
     Inspect(inspect::Args),
     Export(export::Args),
@@ -79,6 +81,7 @@ fn main() -> ExitCode {
         Command::Test(args) => test::run(args),
         Command::Distill(args) => distill::run(args),
         Command::Cache(args) => cache::run(args),
+        Command::Doctor(args) => doctor::run(args),
         Command::Train(args) => train::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Export(args) => export::run(args),

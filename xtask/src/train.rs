@@ -10,7 +10,10 @@ use crate::{
 };
 use anyhow::Context;
 use burn::{backend::Autodiff, tensor::backend::Backend};
-use hspec_core::prompts::{PromptFile, Prompts};
+use hspec_core::{
+    prompts::{PromptFile, Prompts},
+    provenance::commit,
+};
 use hspec_train::{
     Trainer,
     recipe::Recipe,
@@ -27,8 +30,8 @@ use std::{
 /// Train a drafter on what its target says.
 ///
 /// The target answers the prompts first (kept in responses.jsonl) unless answers are given, then the drafter
-/// learns from them. Everything lies in the run's folder: the resolved recipe, the answers, metrics.jsonl, the last
-/// checkpoints, and `best`, the drafter with the highest simulated tau. A run that was stopped, at
+/// learns from them. Everything lies in the run's folder: the resolved recipe, the answers, metrics.jsonl, event
+/// files for TensorBoard, curves.svg, the last checkpoints, and `best`, the drafter with the highest simulated tau. A run that was stopped, at
 /// any moment, continues with --resume and loses at most the steps since its last checkpoint.
 #[derive(clap::Args)]
 #[command(after_help = "\
@@ -200,6 +203,7 @@ impl Run<'_> {
             recipe_file: self.recipe_file,
             target: &model.target,
             target_name: &name,
+            commit: &commit(&crate::workspace()),
             stop_tokens: &model.eos,
             init: self.init,
             devices: &devices::<B>(model.target.device(), self.devices)?,

@@ -13,7 +13,7 @@
 //! ```
 //!
 //! [`checkpoint`] reads and writes the files, [`config`] checks what they state, [`text`] turns text into
-//! tokens and back, [`prompts`] reads prompt files.
+//! tokens and back, [`prompts`] reads prompt files, [`provenance`] tells where something was made.
 //!
 //! ```no_run
 //! use hspec_core::{
@@ -48,6 +48,7 @@ pub mod drafter;
 mod error;
 mod ids;
 pub mod prompts;
+pub mod provenance;
 pub mod target;
 pub mod text;
 

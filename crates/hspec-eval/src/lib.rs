@@ -33,7 +33,6 @@ pub mod kv;
 mod markdown;
 mod metrics;
 mod page;
-mod provenance;
 mod report;
 mod runner;
 pub mod subset;
@@ -41,7 +40,7 @@ pub mod synthetic;
 
 pub use calibration::{CalibrationFit, calibrate};
 pub use error::{Error, Result};
+pub use hspec_core::provenance::{Machine, commit, utc_date};
 pub use metrics::Acceptance;
-pub use provenance::{Machine, commit, utc_date};
 pub use report::{DrafterFacts, DrafterReport, PromptRun, Report, Settings, TaskReport};
 pub use runner::{Evaluation, Task, TaskPrompt, TaskRuns};

@@ -10,7 +10,8 @@
 //! 4. The corrected logits are held against the target's own ([`loss`], [`objective`]), and AdamW or Muon
 //!    moves the weights ([`optim`]).
 //! 5. Every so often the drafter decodes held-out prompts; that tau, not a loss, picks the best
-//!    ([`trainer`]). A killed run continues from its last checkpoint ([`run_dir`]).
+//!    ([`trainer`]). A killed run continues from its last checkpoint ([`run_dir`]), beside which lies what made
+//!    it ([`record`]).
 //!
 //! ```
 //! use burn::tensor::Tensor;
@@ -26,14 +27,18 @@
 //! assert!(l.tv.into_scalar() < 1e-6);
 //! ```
 
+mod curves;
 #[cfg(feature = "collective")]
 pub mod devices;
+pub mod doctor;
+mod event_file;
 mod events;
 pub mod feature_cache;
 pub mod features;
 mod feed;
 #[cfg(feature = "flex")]
 mod flex;
+mod journal;
 pub mod kinds;
 pub mod logits;
 pub mod loss;
@@ -44,6 +49,7 @@ pub mod objective;
 pub mod optim;
 pub mod pack;
 pub mod recipe;
+pub mod record;
 pub mod responses;
 pub mod run_dir;
 pub mod schedule;

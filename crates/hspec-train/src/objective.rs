@@ -49,6 +49,7 @@ pub fn objective<B: AutodiffBackend>(mut forward: Forward<B>, config: &LossConfi
         confidence: None,
         base: None,
         table: forward.table.clone(),
+        anchors: forward.anchors.clone(),
         rows: forward.rows.clone(),
         slots: forward.slots.clone(),
         mask: forward.mask.clone(),

@@ -100,6 +100,8 @@ pub struct Forward<B: AutodiffBackend> {
     /// The target's logits over the draft vocabulary, once per packed position that is needed:
     /// `[U, Vd]`. Blocks overlap, so that U is far below `n * K`.
     pub table: Tensor<B::InnerBackend, 2>,
+    /// The packed index of each block's anchor, `n`.
+    pub anchors: Vec<usize>,
     /// The row of `table` for each slot, `n * K`.
     pub rows: Vec<usize>,
     /// Which slot each is.

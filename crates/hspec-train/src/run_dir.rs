@@ -12,6 +12,7 @@ use hspec_core::{
 };
 use hspec_nn::params::fingerprint;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use std::{
     fs::{self, File, OpenOptions},
     io::Write,
@@ -91,6 +92,11 @@ impl RunDir {
             write_atomic(&file, |out| out.write_all(recipe.resolved().as_bytes()))?;
         }
         Ok(dir)
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.0
     }
 
     /// A file in it.
@@ -203,19 +209,18 @@ impl RunDir {
     }
 
     /// Drops metrics of steps after `step`, which a resumed run will write again; all of them when it
-    /// begins anew.
+    /// begins anew. Returns what stays.
     ///
     /// # Errors
     /// When they cannot be read or written.
-    pub fn rewind_metrics(&self, step: usize) -> Result<()> {
+    pub fn rewind_metrics(&self, step: usize) -> Result<Vec<Value>> {
         let path = self.file("metrics.jsonl");
-        let Ok(text) = fs::read_to_string(&path) else { return Ok(()) };
-        let keep = |line: &&str| {
-            let value: Option<serde_json::Value> = serde_json::from_str(line).ok();
-            value.and_then(|v| v["step"].as_u64()).is_some_and(|s| step > 0 && s as usize <= step)
-        };
-        let kept: String = text.lines().filter(keep).map(|l| format!("{l}\n")).collect();
-        write_atomic(&path, |out| out.write_all(kept.as_bytes()))
+        let Ok(text) = fs::read_to_string(&path) else { return Ok(Vec::new()) };
+        let keep = |value: &Value| value["step"].as_u64().is_some_and(|s| step > 0 && s as usize <= step);
+        let lines = text.lines().filter_map(|line| Some((line, serde_json::from_str(line).ok()?)));
+        let (text, kept): (Vec<&str>, Vec<Value>) = lines.filter(|(_, value)| keep(value)).unzip();
+        write_atomic(&path, |out| text.iter().try_for_each(|line| writeln!(out, "{line}")))?;
+        Ok(kept)
     }
 }
 
@@ -251,7 +256,7 @@ fn reason(field: &str) -> &'static str {
     }
 }
 
-fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
-    let text = serde_json::to_string_pretty(value).expect("plain numbers always serialise");
+pub(crate) fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
+    let text = serde_json::to_string_pretty(value).expect("plain numbers and texts always serialise");
     write_atomic(path, |out| out.write_all(text.as_bytes()))
 }

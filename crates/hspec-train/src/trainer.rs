@@ -6,13 +6,15 @@ use crate::{
     feature_cache,
     features::FeatureStore,
     feed::{self, Pack, feed},
+    journal::Journal,
     kinds::{Learner, Start},
     loss::LossConfig,
     optim::{Optimizers, check_finite},
     pack::{Draw, Judge},
     recipe::{Recipe, Shape},
+    record::Record,
     responses::Response,
-    run_dir::{Progress, RunDir},
+    run_dir::{Progress, RunDir, target_hash},
     step::{self, Row, Sum},
     vocab, warm,
 };
@@ -41,6 +43,8 @@ pub struct Trainer<'a, B: AutodiffBackend> {
     pub target: &'a Target<B::InnerBackend>,
     /// Name or path of the target, for the checkpoint.
     pub target_name: &'a str,
+    /// Commit of the source, for the record beside checkpoints.
+    pub commit: &'a str,
     /// Tokens that end a response.
     pub stop_tokens: &'a [TokenId],
     /// A drafter to start from instead of a fresh one.
@@ -112,7 +116,7 @@ impl<B: AutodiffBackend> Trainer<'_, B> {
         };
         let steps = feed::steps(training, recipe);
         let mut state = State { drafter, learner, optimizers, progress };
-        dir.rewind_metrics(state.progress.step)?;
+        let mut journal = Journal::open(dir, state.progress.step)?;
         report(Event::Start {
             documents: training.len(),
             supervised: training.iter().map(Response::supervised).sum(),
@@ -124,10 +128,14 @@ impl<B: AutodiffBackend> Trainer<'_, B> {
         });
         if state.progress.step == 0 {
             let simulation = self.simulate(&state.drafter, held_out, 0)?;
-            dir.log(&simulation)?;
+            journal.write(&simulation)?;
             report(Event::Simulated(&simulation));
         }
         let reads = L::reads(&state.drafter);
+        let devices = if self.devices.is_empty() { std::slice::from_ref(device) } else { self.devices };
+        let hash = target_hash(self.target);
+        let record =
+            Record::new::<B::InnerBackend>(self.commit, devices, hash, self.recipe, responses, &reads);
         let mut store = FeatureStore::new(self.target, reads, recipe.feature_cache_mib << 20);
         if let Some(dir) = &self.recipe.data.cache {
             store = store.cached(feature_cache::open(dir)?)?;
@@ -138,8 +146,8 @@ impl<B: AutodiffBackend> Trainer<'_, B> {
             // Without a buffer: one row is learned from, one is ready.
             let (send, packs) = mpsc::sync_channel(0);
             scope.spawn(move || feed(store, training, recipe, steps, &progress, &send));
-            let run = Run { held_out, dir, steps, until };
-            self.learn(&mut state, &run, &packs, report)
+            let run = Run { held_out, dir, record, steps, until };
+            self.learn(&mut state, &run, &packs, &mut journal, report)
         })?;
         Ok(Finish { step: state.progress.step, steps })
     }
@@ -150,6 +158,7 @@ impl<B: AutodiffBackend> Trainer<'_, B> {
         state: &mut State<B, L>,
         run: &Run<'_>,
         packs: &mpsc::Receiver<Result<Pack<B::InnerBackend>>>,
+        journal: &mut Journal<'_>,
         report: &mut dyn FnMut(Event<'_>),
     ) -> Result<()> {
         let (recipe, dir) = (&self.recipe.train, run.dir);
@@ -170,7 +179,7 @@ impl<B: AutodiffBackend> Trainer<'_, B> {
                 Some(mut metrics) => {
                     metrics.seconds = start.elapsed().as_secs_f64();
                     metrics.tokens_per_second = tokens as f64 / metrics.seconds;
-                    dir.log(&metrics)?;
+                    journal.write(&metrics)?;
                     report(Event::Step(&metrics));
                 }
             }
@@ -183,18 +192,27 @@ impl<B: AutodiffBackend> Trainer<'_, B> {
                 check_finite(state.learner.module()).map_err(|e| stopped(&e, step, dir))?;
                 state.learner.teach(&mut state.drafter);
             }
+            let mut tau = None;
             if measure {
                 let simulation = self.simulate(&state.drafter, run.held_out, step)?;
-                dir.log(&simulation)?;
+                journal.write(&simulation)?;
                 report(Event::Simulated(&simulation));
+                tau = Some(simulation.tau);
                 if simulation.tau >= state.progress.best_tau {
                     state.progress.best_tau = simulation.tau;
                     L::save(&state.drafter, &dir.best(), StoreAs::Bf16)?;
+                    run.record.write(&dir.best(), step, tau)?;
                 }
             }
             if save {
-                let write = |path: &Path| L::save(&state.drafter, path, StoreAs::F32);
+                let write = |path: &Path| {
+                    L::save(&state.drafter, path, StoreAs::F32)?;
+                    run.record.write(path, step, tau)
+                };
                 dir.save(&write, &state.optimizers, &state.progress, recipe.keep)?;
+            }
+            if measure || save {
+                journal.draw()?;
             }
             if out_of_time {
                 break;
@@ -343,6 +361,7 @@ impl<B: AutodiffBackend> Trainer<'_, B> {
 struct Run<'a> {
     held_out: &'a [Response],
     dir: &'a RunDir,
+    record: Record,
     steps: usize,
     until: Option<Instant>,
 }

@@ -79,6 +79,7 @@ fn check<B: AutodiffBackend>() {
                 confidence: Some(z.clone()),
                 base: None,
                 table: targets.clone().inner().reshape([n * k, v]),
+                anchors: vec![0; n],
                 rows: (0..n * k).collect(),
                 slots: Slots::blocks(n, k, 1),
                 mask: mask.clone(),

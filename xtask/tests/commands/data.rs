@@ -106,6 +106,14 @@ fn distill_cache_and_train_are_a_chain() {
     assert_eq!(cached["documents"], 6);
     let width = (3 + 1) * 64 + 2 * count(&lines_config(&scene), "kv");
     assert_eq!(cached["bytes_per_token"], 4 * width);
+    // The layers of a recipe are those that were listed: nothing is left to do.
+    let of_recipe = ["cache", "--target", "target", "--responses", "r.jsonl", "--recipe", "recipe.toml"];
+    let manifest = || std::fs::read(scene.path("features/manifest.json")).unwrap();
+    let before = manifest();
+    let again = scene.run(&[&of_recipe[..], &["--out", "features", "--json"]].concat()).json();
+    assert_eq!((&again["bytes"], manifest()), (&cached["bytes"], before));
+    let both = scene.run(&[&of_recipe[..], &["--layers", "1", "--out", "other"]].concat());
+    assert_eq!(both.code, Some(2), "{}", both.stderr);
 
     let train = |out: &str, more: &[&str]| {
         let args = [

@@ -8,6 +8,7 @@ mod bad_input;
 mod checkpoints;
 mod comparing;
 mod data;
+mod doctor;
 mod killed;
 #[cfg(unix)]
 mod measure;

@@ -1,10 +1,8 @@
 //! The plots.
 
-use super::{
-    Figure,
-    svg::{Hold, SERIES, Scale, Svg},
-};
+use super::Figure;
 use crate::comparison::{DrafterResult, Estimate, Figures, Results, Setting, tables::interval};
+use hspec_plot::{Hold, SERIES, Scale, Svg};
 
 /// Width of a plot in its own units, about as many as a phone has pixels.
 const WIDTH: f64 = 380.0;

@@ -4,7 +4,6 @@
 //! setting.
 
 mod charts;
-mod svg;
 mod words;
 
 pub(crate) use words::words;

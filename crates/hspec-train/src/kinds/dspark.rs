@@ -120,6 +120,7 @@ fn forward<B: AutodiffBackend>(
         confidence: output.confidence,
         base: (share > 0.0).then_some(Base { logits: output.base, share, corrected }),
         table: against.table,
+        anchors: anchors.index.clone(),
         rows: against.rows,
         slots: against.slots,
         mask: against.mask,

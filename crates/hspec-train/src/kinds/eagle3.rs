@@ -108,6 +108,7 @@ impl<B: AutodiffBackend> Learner<B> for Eagle3<B> {
             confidence: None,
             base: None,
             table,
+            anchors: pairs.at.iter().map(|at| at + 1).collect(),
             rows,
             slots: Slots { means: steps, ..Slots::blocks(n, steps, 0) },
             mask: row.flags(mask.into_iter(), n, steps),

@@ -140,6 +140,7 @@ impl<B: AutodiffBackend> Packed<B> {
             confidence,
             base: None,
             table: against.table,
+            anchors: anchors.index.clone(),
             rows: against.rows,
             slots: against.slots,
             mask: against.mask,

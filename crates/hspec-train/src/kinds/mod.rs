@@ -19,7 +19,7 @@ use hspec_core::{
     Error, Result,
     checkpoint::StoreAs,
     config::TargetConfig,
-    drafter::{DraftVocab, Drafter},
+    drafter::{DraftVocab, Drafter, outline},
     target::Target,
 };
 use hspec_nn::params;
@@ -136,6 +136,17 @@ pub fn config(recipe: &Recipe, target: &TargetConfig, name: &str, file: &Path) -
         }
         Shape::Eagle3(_) | Shape::PEagle(_) => eagle3::config(&recipe.drafter, target, name, file),
     }
+}
+
+/// What the drafter that a recipe asks for reads of its target; `file` names the recipe in errors.
+///
+/// # Errors
+/// A shape that cannot be right or does not fit the target.
+pub fn reads(recipe: &Recipe, target: &TargetConfig, file: &Path) -> Result<Reads> {
+    let config = config(recipe, target, "", file)?;
+    let description = outline(&config, file, Some(target.num_hidden_layers))?.description;
+    let hidden = description.feature_layers.unwrap_or_default();
+    Ok(Reads { hidden, kv: description.kv_layers })
 }
 
 /// Refuses a warm start that the kind or the target cannot give; `file` names the recipe in errors.

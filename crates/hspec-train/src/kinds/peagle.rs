@@ -92,6 +92,7 @@ impl<B: AutodiffBackend> Learner<B> for PEagle<B> {
             confidence: None,
             base: None,
             table,
+            anchors: samples.anchors.iter().map(|&pair| pairs.at[pair] + 1).collect(),
             rows,
             slots: Slots { number: samples.depths, first: 0, means: 1 },
             mask: row.flags(mask.into_iter(), n, 1),

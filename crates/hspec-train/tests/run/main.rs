@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)] // a test may panic
 
+mod doctor;
 mod kinds;
 mod recipes;
 mod rows;
@@ -96,6 +97,7 @@ fn train(target: &Target<B>, recipe: &Recipe, responses: &[Response], dir: &Path
         recipe_file: Path::new("recipe.toml"),
         target,
         target_name: "llama31-tiny",
+        commit: "abc1234",
         stop_tokens: &[TokenId(2)],
         init: None,
         devices: &[],
@@ -150,6 +152,11 @@ fn a_resumed_run_equals_an_unbroken_one() {
     let again = train(&target, &recipe, &responses, dir.path(), true);
     assert_eq!(losses[4..], again);
     assert_eq!(unbroken, weights(&last));
+    let record = hspec_train::record::Record::read(&last).unwrap().unwrap();
+    assert_eq!((record.commit.as_str(), record.step, record.backend.as_str()), ("abc1234", 8, "flex"));
+    assert_eq!((record.feature_layers, record.kv_layers), (vec![1, 2, 3], vec![3]));
+    assert!(record.simulated_tau.is_some_and(|tau| tau >= 1.0));
+    assert!(dir.path().join("curves.svg").exists());
     // The metrics of the steps that were done twice are there once.
     let steps = |text: &str| text.lines().filter(|l| l.contains("\"loss\"")).count();
     let resumed = std::fs::read_to_string(dir.path().join("metrics.jsonl")).unwrap();

@@ -241,6 +241,7 @@ fn the_closed_form_is_the_plain_one() {
                 confidence: Some(z.clone()),
                 base: None,
                 table: targets.clone().reshape([n * k, v]),
+                anchors: vec![0; n],
                 rows: (0..n * k).collect(),
                 slots: slots.clone(),
                 mask: Tensor::from_inner(mask.clone()),

@@ -24,6 +24,7 @@ fn run(
         recipe_file: Path::new("recipe.toml"),
         target,
         target_name: "llama31-tiny",
+        commit: "abc1234",
         stop_tokens: &[TokenId(2)],
         init,
         devices: &[],

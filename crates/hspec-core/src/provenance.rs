@@ -1,9 +1,9 @@
-//! Where and when a figure was measured.
+//! Where and when something was measured or made.
 
 use serde::{Deserialize, Serialize};
 use std::{path::Path, process::Command, time::SystemTime};
 
-/// The machine that measured.
+/// The machine that computed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Machine {
     /// Name of its processor, "unknown" where the system does not tell.

@@ -1,0 +1,187 @@
+//! The texts that checks run on, and whether what is supervised in them is what a drafter will meet.
+
+use super::{
+    Doctor,
+    check::{Told, Verdict},
+    target::{Opened, Text},
+};
+use crate::responses::{self, Finish, Response};
+use burn::tensor::backend::Backend;
+use hspec_core::{
+    Result, TokenId,
+    decode::{Decoder, Request, SamplingParams},
+    text::Message,
+};
+use std::{ops::ControlFlow, path::Path};
+
+/// Asked where nothing else is given.
+const PROMPTS: [&str; 3] = [
+    "Why is the sky blue?",
+    "Write a short story about a lighthouse keeper.",
+    "List three ways to save water at home and explain each.",
+];
+/// Tokens of an answer to them.
+const ANSWER: usize = 48;
+/// Longest text that checks run on; its logits are kept for every token.
+const LONGEST: usize = 192;
+/// Texts.
+const DOCUMENTS: usize = 6;
+
+/// Texts with answers, from a file or just made.
+pub(super) fn documents<B: Backend>(
+    doctor: &Doctor<'_>,
+    opened: &Opened<B>,
+    told: &mut Told<'_>,
+) -> Vec<Response> {
+    let found = match doctor.responses {
+        Some(file) => of_file(file, opened, told),
+        None => {
+            if let Some(text) = &opened.text {
+                supervised(text, told);
+            }
+            let prompts = doctor.prompt.map_or(PROMPTS.to_vec(), |prompt| vec![prompt]);
+            let answers: Result<Vec<Response>> =
+                prompts.iter().map(|prompt| answered(prompt, opened)).collect();
+            told.attempt("answers of the target", "text to check on", || {
+                answers.map(|answers| (counts(&answers), answers))
+            })
+        }
+    };
+    let mut documents = found.unwrap_or_default();
+    let short: Vec<Response> = documents
+        .iter()
+        .filter(|d| d.tokens() <= LONGEST && d.supervised() >= 8)
+        .take(DOCUMENTS)
+        .cloned()
+        .collect();
+    if short.is_empty() {
+        documents.truncate(1);
+        return documents;
+    }
+    short
+}
+
+fn counts(documents: &[Response]) -> String {
+    let tokens: usize = documents.iter().map(Response::tokens).sum();
+    let supervised: usize = documents.iter().map(Response::supervised).sum();
+    let share = 100.0 * supervised as f64 / tokens.max(1) as f64;
+    format!("{} texts, {tokens} tokens, {share:.0} % of them supervised", documents.len())
+}
+
+fn of_file<B: Backend>(file: &Path, opened: &Opened<B>, told: &mut Told<'_>) -> Option<Vec<Response>> {
+    let read = told.attempt("responses", "answers that can be learned from", || {
+        let (origin, found) = responses::read(file)?;
+        Ok((counts(&found), (origin, found)))
+    });
+    let (origin, found) = read?;
+    let template = opened.text.as_ref().and_then(|text| text.template.as_ref());
+    match (origin, template) {
+        (Some(origin), Some(template)) => {
+            told.equal("chat template of the responses", origin.template.as_str(), template.hash())
+        }
+        (None, _) => told.skip("chat template of the responses", "the file does not say"),
+        (_, None) => told.skip("chat template of the responses", "the target has none"),
+    }
+    let vocabulary = opened.target.config().vocab_size;
+    let outside = found.iter().flat_map(Response::ids).find(|id| id.index() >= vocabulary);
+    let outside = outside.map_or("none outside".into(), |id| format!("token {}", id.0));
+    told.equal("tokens of the responses", outside, "none outside".to_owned());
+    if let Some(text) = &opened.text {
+        boundaries(text, &found, told);
+    }
+    let mut found = found;
+    found.sort_by(|a, b| (&a.id, a.turn).cmp(&(&b.id, b.turn)));
+    Some(responses::documents(found))
+}
+
+/// Whether answers begin where the template lets the assistant begin, and end with a token that ends them.
+fn boundaries(text: &Text, found: &[Response], told: &mut Told<'_>) {
+    let answers = || found.iter().filter(|response| response.finish != Some(Finish::Given));
+    let ends = text.tokenizer.eos_ids();
+    let stopped = || answers().filter(|response| response.finish == Some(Finish::Stop));
+    let ended = stopped().filter(|r| r.response_ids.last().is_some_and(|id| ends.contains(id))).count();
+    let all = stopped().count();
+    told.holds(
+        "ends of supervised answers",
+        ended == all,
+        format!("{ended} of {all} end with a token that ends them"),
+        "all",
+    );
+    let Some(header) = header(text).filter(|header| !header.is_empty()) else {
+        told.skip("starts of supervised answers", "the template adds nothing before an answer");
+        return;
+    };
+    let (all, begun) = (answers().count(), answers().filter(|r| r.prompt_ids.ends_with(&header)).count());
+    told.holds(
+        "starts of supervised answers",
+        begun == all,
+        format!("{begun} of {all} directly behind the assistant's header"),
+        "all",
+    );
+}
+
+/// What the template writes where the assistant is to begin.
+fn header(text: &Text) -> Option<Vec<TokenId>> {
+    let template = text.template.as_ref()?;
+    let messages = [Message::user("x")];
+    let (with, without) = (template.render(&messages, true).ok()?, template.render(&messages, false).ok()?);
+    text.tokenizer.encode(with.strip_prefix(&without)?).ok()
+}
+
+/// Whether an answer that stands in a conversation is supervised as a whole, and nothing but it, and whether the
+/// text before it is the one that serving renders.
+fn supervised(text: &Text, told: &mut Told<'_>) {
+    let name = "loss mask of a built-in conversation";
+    let Some(template) = &text.template else {
+        told.skip(name, "the target has no chat template");
+        return;
+    };
+    let answer = "Light of short waves is scattered more.";
+    let question = Message::user(PROMPTS[0]);
+    let masked = || -> Result<[String; 3]> {
+        let rendered = template.render_answers(&[question.clone(), Message::assistant(answer)])?;
+        let (ids, mask) = text.tokenizer.encode_within(&rendered.text, &rendered.answers)?;
+        let pick = |wanted: bool| -> Vec<TokenId> {
+            ids.iter().zip(&mask).filter(|(_, mask)| **mask == wanted).map(|(id, _)| *id).collect()
+        };
+        let served = template.render(std::slice::from_ref(&question), true)?;
+        // A vocabulary that cannot say the answer says something else in its place.
+        let sayable = text.tokenizer.decode(&text.tokenizer.encode(answer)?, true)?;
+        let before = if rendered.text.starts_with(&served) { "as served" } else { "not as served" };
+        Ok([text.tokenizer.decode(&pick(true), true)?, sayable, before.to_owned()])
+    };
+    match masked() {
+        Ok([found, sayable, before]) => {
+            // Tokens that reach across the border of an answer are left out of it.
+            let whole = !found.is_empty() && sayable.contains(found.trim());
+            told.holds(name, whole, format!("{found:?}"), format!("{sayable:?} or its whole tokens"));
+            let verdict = if before == "as served" { Verdict::Ok } else { Verdict::Warning };
+            told.add("prompt of a built-in conversation", verdict, before, "as served");
+        }
+        Err(error) => told.add(name, Verdict::Warning, error.to_string(), "a template that can be followed"),
+    }
+}
+
+/// The target's own answer.
+fn answered<B: Backend>(prompt: &str, opened: &Opened<B>) -> Result<Response> {
+    let prompt_ids = match &opened.text {
+        Some(Text { tokenizer, template: Some(template) }) => {
+            tokenizer.encode(&template.render(&[Message::user(prompt)], true)?)?
+        }
+        Some(Text { tokenizer, template: None }) => tokenizer.encode(prompt)?,
+        // Any text will do for numbers to be compared.
+        None => (1..12).map(|i| TokenId(i * 7 % opened.target.config().vocab_size as u32)).collect(),
+    };
+    let request = Request {
+        prompt: &prompt_ids,
+        sampling: SamplingParams::greedy(),
+        seed: 0,
+        id: 0,
+        max_new_tokens: ANSWER,
+        k: 0,
+        stop_tokens: &opened.ends(),
+    };
+    let decoder = Decoder::new(&opened.target, None);
+    let generation = decoder.generate(&request, &mut |_| ControlFlow::Continue(()))?;
+    Ok(Response::new(prompt, prompt_ids, generation.tokens))
+}
