@@ -145,7 +145,7 @@ impl Seen {
         decoding: &dyn drafter::Drafter<A::InnerBackend>,
     ) -> Result<()> {
         let [n, slots, width] = forward.logits.dims();
-        let logits = forward.logits.clone().inner().reshape([n * slots, width]);
+        let logits = forward.logits.whole().inner().reshape([n * slots, width]);
         let counted = floats(forward.mask.clone().inner());
         // By anchor: rows of logits, and which token of a draft each is for.
         let mut anchors: BTreeMap<usize, Vec<(usize, usize)>> = BTreeMap::new();
@@ -192,7 +192,7 @@ impl Seen {
     fn count<A: AutodiffBackend>(&mut self, forward: &Forward<A>) {
         let not_finite = |numbers: &[f32]| numbers.iter().filter(|x| !x.is_finite()).count();
         let confidence = forward.confidence.clone().map(|c| floats(c.inner())).unwrap_or_default();
-        self.not_finite += not_finite(&floats(forward.logits.clone().inner()));
+        self.not_finite += not_finite(&floats(forward.logits.whole().inner()));
         self.not_finite += not_finite(&floats(forward.table.clone())) + not_finite(&confidence);
     }
 }
@@ -214,7 +214,7 @@ impl FirstSlots {
         let best = |x: Tensor<A::InnerBackend, 3>| -> Vec<i64> {
             x.reshape([n * slots, width]).argmax(1).into_data().iter::<i64>().collect()
         };
-        let (ours, theirs) = (best(forward.logits.clone().inner()), best(forward.targets()));
+        let (ours, theirs) = (best(forward.logits.whole().inner()), best(forward.targets()));
         for row in (0..n * slots).filter(|&row| counted[row] > 0.0 && forward.slots.number[row] == first) {
             self.places += 1;
             self.right += usize::from(ours[row] == theirs[row]);
@@ -236,7 +236,7 @@ impl FirstSlots {
 /// The mean probability of acceptance of each block of which something counts.
 pub(super) fn acceptance<A: AutodiffBackend>(forward: Forward<A>) -> Vec<f64> {
     let slots = forward.logits.dims()[1];
-    let accepted = floats(elements(forward.logits.clone().inner(), forward.targets(), None).acceptance);
+    let accepted = floats(elements(forward.logits.whole().inner(), forward.targets(), None).acceptance);
     let counted = floats(forward.mask.inner());
     let blocks = accepted.chunks_exact(slots).zip(counted.chunks_exact(slots));
     let mean = |(accepted, counted): (&[f32], &[f32])| {

@@ -310,6 +310,7 @@ fn a_sum_of_products_is_judged_as_the_logits_it_is() {
                 confidence: None,
                 base: None,
                 table: table.clone(),
+                anchors: vec![0; n],
                 rows: (0..n * k).collect(),
                 slots: Slots::blocks(n, k, 1),
                 mask: Tensor::from_inner(mask.clone()),
