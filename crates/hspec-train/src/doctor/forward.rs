@@ -149,9 +149,8 @@ impl Seen {
         let counted = floats(forward.mask.clone().inner());
         // By anchor: rows of logits, and which token of a draft each is for.
         let mut anchors: BTreeMap<usize, Vec<(usize, usize)>> = BTreeMap::new();
-        for row in 0..n * slots {
-            let slot = forward.slots.number[row];
-            if counted[row] > 0.0 && slot >= first {
+        for (row, (&slot, counted)) in forward.slots.number.iter().zip(counted).enumerate() {
+            if counted > 0.0 && slot >= first {
                 anchors.entry(forward.anchors[row / slots]).or_default().push((row, slot - first + 1));
             }
         }
