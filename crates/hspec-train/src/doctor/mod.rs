@@ -4,7 +4,7 @@
 //! 1. The target: its files, its vocabulary, its chat template; whether what training captures of it
 //!    ([`Features`](crate::features::Features)) gives back its logits, and whether decoding sees the same.
 //! 2. The drafter's configuration against the target's, field by field, and against what training wrote down
-//!    ([`Record`](crate::record::Record)).
+//!    ([`Record`]).
 //! 3. Its vocabulary and its copies of the target's tensors.
 //! 4. Its forward pass in training ([`Learner::forward`](crate::kinds::Learner::forward)) against the one that
 //!    decodes ([`Session`](hspec_core::drafter::Session)), and whether other layers of the target would suit it
