@@ -120,8 +120,10 @@ pub(crate) fn keep_freed_memory() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     // SAFETY: both only set numbers of the allocator, before other threads run.
     unsafe {
-        libc::mallopt(libc::M_MMAP_THRESHOLD, 1 << 30);
-        libc::mallopt(libc::M_TRIM_THRESHOLD, i32::MAX);
+        // Older versions take 32 MiB at most, and either option alone would make things worse.
+        if [1 << 30, 32 << 20].into_iter().any(|bytes| libc::mallopt(libc::M_MMAP_THRESHOLD, bytes) == 1) {
+            libc::mallopt(libc::M_TRIM_THRESHOLD, i32::MAX);
+        }
     }
 }
 

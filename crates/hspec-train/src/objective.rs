@@ -74,15 +74,16 @@ fn single<B: AutodiffBackend>(forward: Forward<B>, config: &LossConfig) -> Objec
 /// The objective in plain tensor operations, of corrected logits alone.
 pub fn plain<B: AutodiffBackend>(forward: Forward<B>, config: &LossConfig) -> Objective<B> {
     let targets = forward.targets();
+    let logits = forward.logits.whole();
     let agreement = Agreement::count(
-        forward.logits.whole().inner(),
+        logits.clone().inner(),
         targets.clone(),
         &forward.mask.clone().inner(),
         &forward.slots,
     );
     let counted: f32 = forward.mask.clone().into_data().iter::<f32>().sum();
     let targets = Tensor::from_inner(targets);
-    let elements = loss::elements_with(forward.logits.whole(), targets, forward.confidence, config.kl > 0.0);
+    let elements = loss::elements_with(logits, targets, forward.confidence, config.kl > 0.0);
     let loss = loss::loss_of(elements, forward.mask, &forward.slots, config);
     Objective {
         total: scalar(&loss.total),

@@ -69,9 +69,10 @@ pub(super) fn check<B: Backend>(drafter: &Drafter<'_>, opened: &Opened<B>, told:
 /// What it read while it learned.
 fn trained(drafter: &Drafter<'_>, told: &mut Told<'_>) {
     let name = "layers that it was trained on";
-    let Some(record) = &drafter.record else {
-        told.skip(name, "no provenance.json beside the drafter");
-        return;
+    let record = match &drafter.record {
+        Ok(Some(record)) => record,
+        Ok(None) => return told.skip(name, "no provenance.json beside the drafter"),
+        Err(error) => return told.add(name, Verdict::Warning, error.to_string(), "what training wrote down"),
     };
     let d = &drafter.outline.description;
     let text = |hidden: &[usize], kv: &[usize]| format!("hidden {hidden:?}, key-value {kv:?}");

@@ -82,7 +82,8 @@ struct Drafter<'a> {
     dir: &'a Path,
     config: Value,
     outline: Outline,
-    record: Option<Record>,
+    /// An error where the file is not one that training wrote.
+    record: Result<Option<Record>>,
     /// What its files hold; an error where they cannot be right.
     inspection: Result<Inspection>,
 }
@@ -92,7 +93,7 @@ impl<'a> Drafter<'a> {
         let file = dir.join("config.json");
         let config: Value = read_json(&file)?;
         let outline = outline(&config, &file, target_layers)?;
-        Ok(Self { dir, config, outline, record: Record::read(dir)?, inspection: inspect(dir) })
+        Ok(Self { dir, config, outline, record: Record::read(dir), inspection: inspect(dir) })
     }
 
     /// Its layers' configuration, wherever the layout has it.

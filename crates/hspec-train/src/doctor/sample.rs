@@ -55,8 +55,9 @@ pub(super) fn documents<B: Backend>(
         .cloned()
         .collect();
     if short.is_empty() {
-        documents.truncate(1);
-        return documents;
+        // A longer one is better than none, within reason.
+        documents.retain(|d| d.tokens() <= 8 * LONGEST);
+        return documents.into_iter().min_by_key(Response::tokens).into_iter().collect();
     }
     short
 }

@@ -120,6 +120,12 @@ fn what_was_broken_is_named_first() {
     let whole = examine(folder.path(), patient().0.path());
     assert_eq!(first(&whole), None, "{whole:#?}");
     assert_eq!(verdict(&whole, "copy of the output head"), Verdict::Ok);
+    // A file of that name which something else wrote hides nothing.
+    let foreign = patient();
+    std::fs::write(foreign.0.path().join("provenance.json"), "{}").unwrap();
+    let foreign = examine(folder.path(), foreign.0.path());
+    assert_eq!(verdict(&foreign, "layers that it was trained on"), Verdict::Warning);
+    assert_eq!(verdict(&foreign, "training forward against decoding"), Verdict::Ok);
 
     let map = |data: TensorData| {
         let mut offsets: Vec<i64> = data.iter::<i64>().collect();

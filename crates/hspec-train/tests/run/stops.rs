@@ -127,8 +127,10 @@ fn a_value_that_is_not_finite_is_named() {
     let steep = Recipe { train: hspec_train::recipe::Loop { ce: 1e300, ..recipe.train.clone() }, ..recipe };
     let fresh = tempfile::tempdir().unwrap();
     let error = run(&target, &steep, &responses, fresh.path(), None, None).0.unwrap_err().to_string();
+    // The closed form weighs terms in f64; without it, the loss overflows before its gradient.
+    let what = if cfg!(feature = "flex") { "the gradient of " } else { "the loss is not finite" };
     assert!(
-        error.contains("step 1: the gradient of ") && error.contains("there is no checkpoint before"),
+        error.contains(&format!("step 1: {what}")) && error.contains("there is no checkpoint before"),
         "{error}"
     );
 }
