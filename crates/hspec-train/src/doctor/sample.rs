@@ -24,6 +24,8 @@ const PROMPTS: [&str; 3] = [
 const ANSWER: usize = 48;
 /// Longest text that checks run on; its logits are kept for every token.
 const LONGEST: usize = 192;
+/// Tokens more than a header's that are looked at for its text.
+const TAIL: usize = 8;
 /// Texts.
 const DOCUMENTS: usize = 6;
 
@@ -110,11 +112,17 @@ fn boundaries(text: &Text, found: &[Response], told: &mut Told<'_>) {
             "all",
         ),
     }
-    let Some(header) = header(text).filter(|header| !header.is_empty()) else {
+    let Some((words, header)) = header(text).filter(|(_, header)| !header.is_empty()) else {
         told.skip("starts of supervised answers", "the template adds nothing before an answer");
         return;
     };
-    let (all, begun) = (answers().count(), answers().filter(|r| r.prompt_ids.ends_with(&header)).count());
+    // By its text too: some tokenizers cut the first word of a text in another way than one in its middle.
+    let behind = |r: &Response| {
+        let tail = &r.prompt_ids[r.prompt_ids.len().saturating_sub(header.len() + TAIL)..];
+        tail.ends_with(&header)
+            || text.tokenizer.decode(tail, false).is_ok_and(|written| written.ends_with(&words))
+    };
+    let (all, begun) = (answers().count(), answers().filter(|r| behind(r)).count());
     told.holds(
         "starts of supervised answers",
         begun == all,
@@ -123,12 +131,13 @@ fn boundaries(text: &Text, found: &[Response], told: &mut Told<'_>) {
     );
 }
 
-/// What the template writes where the assistant is to begin.
-fn header(text: &Text) -> Option<Vec<TokenId>> {
+/// What the template writes where the assistant is to begin, and its tokens alone.
+fn header(text: &Text) -> Option<(String, Vec<TokenId>)> {
     let template = text.template.as_ref()?;
     let messages = [Message::user("x")];
     let (with, without) = (template.render(&messages, true).ok()?, template.render(&messages, false).ok()?);
-    text.tokenizer.encode(with.strip_prefix(&without)?).ok()
+    let words = with.strip_prefix(&without)?;
+    Some((words.to_owned(), text.tokenizer.encode(words).ok()?))
 }
 
 /// Whether an answer that stands in a conversation is supervised as a whole, and nothing but it, and whether the
