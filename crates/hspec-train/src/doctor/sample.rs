@@ -197,3 +197,51 @@ fn answered<B: Backend>(prompt: &str, opened: &Opened<B>) -> Result<Response> {
     let generation = decoder.generate(&request, &mut |_| ControlFlow::Continue(()))?;
     Ok(Response::new(prompt, prompt_ids, generation.tokens))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hspec_core::text::{ChatTemplate, Tokenizer};
+
+    /// Metaspace marks the first word of a text, so that a header by itself has other tokens than behind a prompt.
+    #[test]
+    fn a_header_is_found_though_it_is_cut_differently_by_itself() {
+        let space = serde_json::json!({
+            "type": "Metaspace", "replacement": "\u{2581}", "prepend_scheme": "first", "split": true,
+        });
+        let vocab = ["?", "\u{2581}a", "\u{2581}w", "w", "\u{2581}x"];
+        let vocab: serde_json::Map<_, _> = (0..).zip(vocab).map(|(i, w)| (w.to_owned(), i.into())).collect();
+        let end = serde_json::json!({
+            "id": 5, "content": "</s>", "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false, "special": true,
+        });
+        let tokenizer = serde_json::json!({
+            "version": "1.0", "added_tokens": [end], "pre_tokenizer": space, "decoder": space,
+            "model": { "type": "WordLevel", "vocab": vocab, "unk_token": "?" },
+        });
+        let template = "{% for m in messages %}{{ m.content }}</s>{% endfor %}\
+            {% if add_generation_prompt %}w x{% endif %}";
+        let dir = tempfile::tempdir().unwrap();
+        for (name, content) in [
+            ("tokenizer.json", tokenizer.to_string()),
+            ("chat_template.jinja", template.to_owned()),
+            ("config.json", r#"{"eos_token_id": 5}"#.to_owned()),
+        ] {
+            std::fs::write(dir.path().join(name), content).unwrap();
+        }
+        let template = ChatTemplate::open(dir.path()).unwrap();
+        let text = Text { tokenizer: Tokenizer::open(dir.path()).unwrap(), template };
+        let ids = |ids: &[u32]| ids.iter().copied().map(TokenId).collect::<Vec<_>>();
+        assert_eq!(text.tokenizer.encode("w x").unwrap(), ids(&[2, 4]));
+        let prompt = text.tokenizer.encode("a</s>w x").unwrap();
+        assert_eq!(prompt, ids(&[1, 5, 3, 4]));
+        for (prompt, verdict) in [(prompt.clone(), Verdict::Ok), (ids(&[1, 5, 3]), Verdict::Differs)] {
+            let mut tell = |_: &_| {};
+            let mut told = Told::new(&mut tell);
+            boundaries(&text, &[Response::new("p", prompt, ids(&[1, 5]))], &mut told);
+            let checks = told.end().checks;
+            let starts = checks.iter().find(|check| check.name == "starts of supervised answers").unwrap();
+            assert_eq!(starts.verdict, verdict, "{}", starts.found);
+        }
+    }
+}
