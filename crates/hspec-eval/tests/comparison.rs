@@ -171,6 +171,32 @@ fn seeds_of_a_prompt_stay_together() {
 }
 
 #[test]
+fn trainings_of_a_drafter_are_pooled_and_resampled() {
+    // Trainings differ wildly and prompts not at all: 4 or 1 in a quarter of the resamples each.
+    let mut records = Vec::new();
+    for prompt in 0..4 {
+        records.push(record("a#0", "t", prompt, 0, &[(3, 3)]));
+        records.push(record("b", "t", prompt, 0, &[(3, 1)]));
+        records.push(record("a#1", "t", prompt, 0, &[(3, 0)]));
+    }
+    let plan = manifest(&["a#0", "b", "a#1"], vec![task("t", None, 4)], &[0]);
+    let results = Results::new(plan, &records).unwrap();
+    let [a, b] = &results.settings[0].drafters[..] else { panic!("two rows") };
+    assert_eq!((a.drafter.as_str(), b.drafter.as_str()), ("a", "b"));
+    assert_eq!((a.all.prompts, a.all.answers, b.all.answers), (4, 8, 4));
+    close(a.all.mean_tau.unwrap(), 2.5, Some([1.0, 4.0]));
+    close(b.all.mean_tau.unwrap(), 2.0, Some([2.0, 2.0]));
+    close(a.all.tau_gains[0].difference, 0.5, Some([-1.0, 2.0]));
+    let [first, second] = &a.trainings[..] else { panic!("two trainings") };
+    assert_eq!((first.name.as_str(), second.name.as_str()), ("a#0", "a#1"));
+    close(first.mean_tau.unwrap(), 4.0, Some([4.0, 4.0]));
+    close(second.mean_tau.unwrap(), 1.0, Some([1.0, 1.0]));
+    assert!(b.trainings.is_empty());
+    assert!(results.to_markdown().contains("| a | a#1 | 1.00 [1.00, 1.00] |"));
+    assert!(results.to_html().unwrap().contains("Each training"));
+}
+
+#[test]
 fn means_over_tasks_are_unweighted_and_ratios_are_not() {
     let records = [
         record("a", "t", 0, 0, &[(3, 3)]),

@@ -43,6 +43,8 @@ Examples:
   cargo xtask compare --drafters assets/drafters/smollm2-135m-hspec --out runs/compare
   cargo xtask compare --drafters hspec=runs/a/best dspark=runs/b/best --suite own gsm8k.jsonl \\
       --k 3 5 7 --temperature 0 1 --seeds 3 --out runs/compare
+  cargo xtask compare --drafters hspec#0=runs/a/best hspec#1=runs/b/best dspark=runs/c/best \\
+      --out runs/pooled
   cargo xtask compare --drafters runs/a/best --suite synthetic --context 512..8192 --out runs/long
   cargo xtask compare --target models/finetuned --drafters runs/a/best runs/b/best --suite deepspec \\
       --protocol deepspec --skip-missing --out runs/transfer")]
@@ -50,7 +52,8 @@ pub(crate) struct Args {
     /// The model: a Hugging Face folder or a GGUF file [default: models/smollm2-135m-instruct].
     #[arg(long, value_name = "DIR")]
     target: Option<PathBuf>,
-    /// Drafters for it, with the names that they are to have in the report.
+    /// Drafters for it, with the names that they are to have in the report; names that differ behind a `#`
+    /// alone are trainings of one drafter, which share a row.
     #[arg(long, value_name = "[NAME=]DIR", required = true, num_args = 1..)]
     drafters: Vec<String>,
     /// Sets of prompts.
@@ -160,42 +163,51 @@ fn measure<B: Backend>(
                 for &seed in &manifest.seeds {
                     let question = Question { id: &prompt.id, tokens: &prompt.tokens, number, seed };
                     let named = || format!("task {}, prompt {}", task.task, prompt.id);
-                    for (chosen, drafter) in drafters {
-                        let cell = |&k: &usize| Cell {
-                            drafter: chosen.name.clone(),
-                            task: task.task.clone(),
-                            k,
-                            temperature,
-                            context: task.context,
-                        };
-                        let mut cells: Vec<Cell> = manifest.ks.iter().map(cell).collect();
-                        cells.retain(|cell| !store.has(&cell.key(&prompt.id, seed)));
-                        done += manifest.ks.len() - cells.len();
-                        progress.set(done as u64);
-                        if cells.is_empty() {
-                            continue;
-                        }
-                        if !warm {
-                            warm_up(measurer, &question, drafters).with_context(named)?;
-                            warm = true;
-                        }
-                        let turn = number + seed as usize;
-                        let records: Vec<Record> = measurer
-                            .measure(&question, &**drafter, &cells, turn)
-                            .map_err(|source| Error::Prompt {
-                                task: task.task.clone(),
-                                prompt: prompt.id.clone(),
-                                source: Box::new(source),
-                            })?;
-                        store.append(&records)?;
-                        done += records.len();
-                        progress.set(done as u64);
+                    let mut contestants = contestants(manifest, drafters, task, temperature);
+                    let all = contestants.len();
+                    contestants.retain(|(_, cell)| !store.has(&cell.key(&prompt.id, seed)));
+                    done += all - contestants.len();
+                    progress.set(done as u64);
+                    if contestants.is_empty() {
+                        continue;
                     }
+                    if !warm {
+                        warm_up(measurer, &question, drafters).with_context(named)?;
+                        warm = true;
+                    }
+                    let turn = number + seed as usize;
+                    let records: Vec<Record> =
+                        measurer.measure(&question, &contestants, turn).map_err(|source| Error::Prompt {
+                            task: task.task.clone(),
+                            prompt: prompt.id.clone(),
+                            source: Box::new(source),
+                        })?;
+                    store.append(&records)?;
+                    done += records.len();
+                    progress.set(done as u64);
                 }
             }
         }
     }
     Ok(())
+}
+
+/// Each drafter with each draft length on a task.
+fn contestants<'a, B: Backend>(
+    manifest: &Manifest,
+    drafters: &'a [(Chosen, Box<dyn Drafter<B>>)],
+    task: &Asked,
+    temperature: f64,
+) -> Vec<(&'a dyn Drafter<B>, Cell)> {
+    let mut list: Vec<(&dyn Drafter<B>, Cell)> = Vec::new();
+    for (chosen, drafter) in drafters {
+        let (name, task_name, context) = (&chosen.name, &task.task, task.context);
+        list.extend(manifest.ks.iter().map(|&k| {
+            let cell = Cell { drafter: name.clone(), task: task_name.clone(), k, temperature, context };
+            (&**drafter, cell)
+        }));
+    }
+    list
 }
 
 /// Pays for pages and threads that all later decodings find ready.

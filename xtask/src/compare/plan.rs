@@ -133,6 +133,7 @@ impl Plan {
                 facts: DrafterFacts::new(&chosen.dir, &**drafter),
             });
         }
+        one_shape_per_row(&entries)?;
         let prompt = |prompt: &TaskPrompt| PromptEntry {
             id: prompt.id.clone(),
             tokens: prompt.tokens.len(),
@@ -199,6 +200,26 @@ pub(super) fn drafters(texts: &[String]) -> anyhow::Result<Vec<Chosen>> {
         list.push(Chosen { name, dir });
     }
     Ok(list)
+}
+
+/// Refuses to pool drafters that are not trainings of one.
+fn one_shape_per_row(drafters: &[DrafterEntry]) -> anyhow::Result<()> {
+    let shape =
+        |d: &DrafterEntry| (d.facts.kind.clone(), d.facts.params_trainable, d.facts.kv_bytes_per_token);
+    for drafter in drafters {
+        let name = |d: &DrafterEntry| d.name.split('#').next().map(str::to_owned);
+        let other = drafters.iter().find(|other| name(other) == name(drafter)).unwrap_or(drafter);
+        if shape(other) != shape(drafter) {
+            let ((a, n, _), (b, m, _)) = (shape(other), shape(drafter));
+            bail!(
+                "--drafters {}: trainings of one drafter have one shape; found {b} with {m} trained parameters, \
+                 expected {a} with {n} as {}",
+                drafter.name,
+                other.name
+            );
+        }
+    }
+    Ok(())
 }
 
 /// Of the names, lengths and samples of the contents of a model's files: enough to notice another model.
@@ -273,6 +294,25 @@ mod tests {
         let message = names(&["a/x", "x=b"]).unwrap_err().to_string();
         assert!(message.contains("--drafters x=b: each needs a name of its own"), "{message}");
         assert!(names(&["=b"]).is_err());
+    }
+
+    #[test]
+    fn rows_pool_trainings_of_one_shape_only() {
+        let entry = |name: &str, params_trainable| DrafterEntry {
+            name: name.into(),
+            fingerprint: String::new(),
+            facts: DrafterFacts {
+                path: String::new(),
+                kind: "hspec".into(),
+                params_trainable,
+                params_frozen: 0,
+                kv_bytes_per_token: 0,
+                state_bytes: 0,
+            },
+        };
+        one_shape_per_row(&[entry("a#0", 7), entry("b", 8), entry("a#1", 7)]).unwrap();
+        let message = one_shape_per_row(&[entry("a#0", 7), entry("a#1", 8)]).unwrap_err().to_string();
+        assert!(message.contains("--drafters a#1: ") && message.contains("8 trained"), "{message}");
     }
 
     #[test]

@@ -58,6 +58,15 @@ pub struct DrafterEntry {
     pub facts: DrafterFacts,
 }
 
+/// A row of a report: one drafter, or several trainings of one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Row {
+    /// What the names of its drafters have in common: all before the first `#`, as in `hspec#1`.
+    pub name: String,
+    /// Its drafters' places in [`Manifest::drafters`]; at least one.
+    pub drafters: Vec<usize>,
+}
+
 /// A task of a comparison at one context length.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TaskEntry {
@@ -132,6 +141,19 @@ impl Manifest {
                 })
             })
         })
+    }
+
+    /// The rows of a report, in the order of the drafters.
+    pub fn rows(&self) -> Vec<Row> {
+        let mut rows: Vec<Row> = Vec::new();
+        for (i, drafter) in self.drafters.iter().enumerate() {
+            let name = drafter.name.split('#').next().unwrap_or_default();
+            match rows.iter_mut().find(|row| row.name == name) {
+                Some(row) => row.drafters.push(i),
+                None => rows.push(Row { name: name.to_owned(), drafters: vec![i] }),
+            }
+        }
+        rows
     }
 
     /// Draft length, temperature and context length of every table: prompts of their own length first.

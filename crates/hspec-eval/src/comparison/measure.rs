@@ -1,4 +1,4 @@
-//! One prompt decoded plainly and with one drafter.
+//! One prompt decoded plainly and with drafters.
 
 use super::{Cell, Record, Timing};
 use burn::tensor::backend::Backend;
@@ -40,34 +40,39 @@ pub struct Run {
 }
 
 impl<B: Backend> Measurer<'_, B> {
-    /// Answers the question plainly and once per cell, one right after the other, and makes a record of each
-    /// cell: they differ in k alone. `turn` says who begins, so that a machine that gets slower or faster
-    /// meanwhile is nobody's advantage.
+    /// Answers the question plainly and once per contestant, one right after the other, and makes a record of
+    /// each contestant: their cells differ in drafter and k alone. `turn` says who begins, so that a machine
+    /// that gets slower or faster meanwhile is nobody's advantage.
     ///
     /// # Errors
     /// A prompt that cannot be decoded.
     pub fn measure(
         &self,
         question: &Question<'_>,
-        drafter: &dyn Drafter<B>,
-        cells: &[Cell],
+        contestants: &[(&dyn Drafter<B>, Cell)],
         turn: usize,
     ) -> Result<Vec<Record>> {
-        let Some(first) = cells.first() else { return Ok(Vec::new()) };
+        let Some((_, first)) = contestants.first() else { return Ok(Vec::new()) };
         let sampling = SamplingParams::new(first.temperature, None, None)?;
-        let contestants = cells.len() + 1;
-        let mut runs: Vec<Option<Run>> = (0..contestants).map(|_| None).collect();
-        for place in 0..contestants {
-            let contestant = (turn + place) % contestants;
-            let run = match contestant {
-                0 => self.answer(question, None, 0, sampling, self.max_new_tokens)?,
-                n => self.answer(question, Some(drafter), cells[n - 1].k, sampling, self.max_new_tokens)?,
+        let number = contestants.len() + 1;
+        let mut runs: Vec<Option<Run>> = (0..number).map(|_| None).collect();
+        for place in 0..number {
+            let contestant = (turn + place) % number;
+            let run = match contestant.checked_sub(1).map(|n| &contestants[n]) {
+                None => self.answer(question, None, 0, sampling, self.max_new_tokens)?,
+                Some((drafter, cell)) => {
+                    self.answer(question, Some(*drafter), cell.k, sampling, self.max_new_tokens)?
+                }
             };
             runs[contestant] = Some(run);
         }
         let mut runs = runs.into_iter().flatten();
         let plain = runs.next().expect("every contestant has had its turn");
-        Ok(cells.iter().zip(runs).map(|(cell, run)| record(cell, question, &plain, &run)).collect())
+        Ok(contestants
+            .iter()
+            .zip(runs)
+            .map(|((_, cell), run)| record(cell, question, &plain, &run))
+            .collect())
     }
 
     /// One answer of at most `most` tokens: plainly without a drafter.

@@ -1,10 +1,10 @@
 //! Figures of everything that a comparison has measured.
 
 use super::{
-    Figures, Gain, Manifest, Record,
+    Estimate, Figures, Gain, Manifest, Record,
     figures::{Parts, estimate},
     gains::{Rival, rivals},
-    manifest::TaskEntry,
+    manifest::{Row, TaskEntry},
     statistics::Statistics,
     sums::Sums,
 };
@@ -49,6 +49,20 @@ pub struct DrafterResult {
     pub all: Figures,
     /// Each task.
     pub tasks: Vec<TaskResult>,
+    /// Each of its trainings, where there are several.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub trainings: Vec<TrainingResult>,
+}
+
+/// Figures of one training of a drafter on all tasks together.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TrainingResult {
+    /// Its name in the manifest, as `hspec#1`.
+    pub name: String,
+    /// Unweighted mean of the tasks' tau; the interval is over prompts alone.
+    pub mean_tau: Option<Estimate>,
+    /// Unweighted mean of the tasks' speed-ups.
+    pub mean_speedup: Option<Estimate>,
 }
 
 /// Figures of one drafter on one task.
@@ -61,10 +75,10 @@ pub struct TaskResult {
     pub figures: Figures,
 }
 
-/// Sums of one task: by drafter, then by prompt, all of the same prompts.
+/// Sums of one task: by drafter of the manifest, then by prompt, all of the same prompts.
 type Units = Vec<Vec<Sums>>;
 
-/// The records of one task: by drafter.
+/// The records of one task: by drafter of the manifest.
 type Sources<'a> = Vec<Vec<&'a Record>>;
 
 impl Results {
@@ -144,68 +158,92 @@ fn collect<'a>(
     (units, sources, missing)
 }
 
-/// The figures of every drafter on these tasks, together and each.
+/// The figures of every row on these tasks, together and each.
 fn figures(manifest: &Manifest, tasks: &[(String, Units, Sources<'_>)]) -> Vec<DrafterResult> {
     let units: Vec<&Units> = tasks.iter().map(|(_, units, _)| units).collect();
     let sources: Vec<&Sources<'_>> = tasks.iter().map(|(_, _, sources)| sources).collect();
-    let mut results: Vec<DrafterResult> = analyse(manifest, &units, &sources)
+    let rows = manifest.rows();
+    let mut results: Vec<DrafterResult> = analyse(manifest, &rows, &units, &sources)
         .into_iter()
-        .zip(&manifest.drafters)
-        .map(|(all, drafter)| DrafterResult { drafter: drafter.name.clone(), all, tasks: Vec::new() })
+        .zip(&rows)
+        .map(|(all, row)| DrafterResult {
+            drafter: row.name.clone(),
+            all,
+            tasks: Vec::new(),
+            trainings: Vec::new(),
+        })
         .collect();
     for (task, units, sources) in tasks {
-        for (result, figures) in results.iter_mut().zip(analyse(manifest, &[units], &[sources])) {
+        for (result, figures) in results.iter_mut().zip(analyse(manifest, &rows, &[units], &[sources])) {
             result.tasks.push(TaskResult { task: task.clone(), figures });
+        }
+    }
+    if rows.iter().any(|row| row.drafters.len() > 1) {
+        let each = manifest.drafters.iter().enumerate();
+        let each: Vec<Row> =
+            each.map(|(i, drafter)| Row { name: drafter.name.clone(), drafters: vec![i] }).collect();
+        let found = analyse(manifest, &each, &units, &sources);
+        for (row, result) in rows.iter().zip(&mut results).filter(|(row, _)| row.drafters.len() > 1) {
+            result.trainings.extend(row.drafters.iter().map(|&drafter| TrainingResult {
+                name: each[drafter].name.clone(),
+                mean_tau: found[drafter].mean_tau,
+                mean_speedup: found[drafter].time.as_ref().and_then(|time| time.mean_speedup),
+            }));
         }
     }
     results
 }
 
-/// The figures of every drafter on these tasks together.
-fn analyse(manifest: &Manifest, tasks: &[&Units], sources: &[&Sources<'_>]) -> Vec<Figures> {
-    let drafters = manifest.drafters.len();
-    let strata: Vec<usize> = tasks.iter().map(|units| units[0].len()).collect();
+/// The figures of every row on these tasks together. What is resampled: the prompts of each task, for all
+/// rows alike, and the trainings of each row.
+fn analyse(manifest: &Manifest, rows: &[Row], tasks: &[&Units], sources: &[&Sources<'_>]) -> Vec<Figures> {
+    let prompts: Vec<usize> = tasks.iter().map(|units| units[0].len()).collect();
+    let strata: Vec<usize> =
+        prompts.iter().copied().chain(rows.iter().map(|row| row.drafters.len())).collect();
     let k = tasks[0][0][0].acceptance.k();
-    let of = |drafter: usize, drawn: &[Vec<usize>]| {
+    let of = |row: usize, drawn: &[Vec<usize>]| {
+        let (prompts, trainings) = drawn.split_at(tasks.len());
         let sum = |(task, prompts): (&&Units, &Vec<usize>)| {
             let mut sums = Sums::new(k);
-            prompts.iter().for_each(|&prompt| sums.add(&task[drafter][prompt]));
+            for &training in &trainings[row] {
+                let units = &task[rows[row].drafters[training]];
+                prompts.iter().for_each(|&prompt| sums.add(&units[prompt]));
+            }
             sums
         };
-        tasks.iter().zip(drawn).map(sum).collect::<Vec<Sums>>()
+        tasks.iter().zip(prompts).map(sum).collect::<Vec<Sums>>()
     };
     let everything: Vec<Vec<usize>> = strata.iter().map(|&n| (0..n).collect()).collect();
-    let sums: Vec<Vec<Sums>> = (0..drafters).map(|drafter| of(drafter, &everything)).collect();
+    let sums: Vec<Vec<Sums>> = (0..rows.len()).map(|row| of(row, &everything)).collect();
     let points: Vec<Statistics> = sums.iter().map(|sums| Statistics::new(sums)).collect();
     let metrics: [fn(&Statistics) -> f64; 2] = [|s| s.mean_tau, |s| s.mean_speedup];
     let rivals: [Vec<Vec<(usize, Rival)>>; 2] =
         metrics.map(|metric| rivals(&points.iter().map(metric).collect::<Vec<_>>()));
 
-    let mut intervals = bootstrap::intervals(&strata, SEED, |drawn, row| {
-        let found: Vec<Statistics> =
-            (0..drafters).map(|drafter| Statistics::new(&of(drafter, drawn))).collect();
-        found.iter().for_each(|statistics| statistics.row(row));
+    let mut intervals = bootstrap::intervals(&strata, SEED, |drawn, values| {
+        let found: Vec<Statistics> = (0..rows.len()).map(|row| Statistics::new(&of(row, drawn))).collect();
+        found.iter().for_each(|statistics| statistics.row(values));
         for (metric, rivals) in metrics.iter().zip(&rivals) {
-            for (drafter, rivals) in rivals.iter().enumerate() {
+            for (row, rivals) in rivals.iter().enumerate() {
                 for &(other, _) in rivals {
-                    let (one, other) = (metric(&found[drafter]), metric(&found[other]));
-                    row.extend([one - other, one / other - 1.0]);
+                    let (one, other) = (metric(&found[row]), metric(&found[other]));
+                    values.extend([one - other, one / other - 1.0]);
                 }
             }
         }
     });
-    if strata.iter().all(|&prompts| prompts == 1) {
+    if prompts.iter().all(|&prompts| prompts == 1) {
         // One prompt says nothing of how prompts differ.
         intervals.iter_mut().for_each(|interval| *interval = None);
     }
-    let mut rest = intervals[drafters * Statistics::width(k)..].iter().copied();
+    let mut rest = intervals[rows.len() * Statistics::width(k)..].iter().copied();
     let [tau_gains, speed_gains] = [0, 1].map(|m| {
-        let gains = |(drafter, rivals): (usize, &Vec<(usize, Rival)>)| -> Vec<Gain> {
+        let gains = |(row, rivals): (usize, &Vec<(usize, Rival)>)| -> Vec<Gain> {
             let gain = |&(other, rival): &(usize, Rival)| {
                 let cis = [rest.next().flatten(), rest.next().flatten()];
-                let (one, two) = (metrics[m](&points[drafter]), metrics[m](&points[other]));
+                let (one, two) = (metrics[m](&points[row]), metrics[m](&points[other]));
                 Some(Gain {
-                    against: manifest.drafters[other].name.clone(),
+                    against: rows[other].name.clone(),
                     rival,
                     difference: estimate(one - two, cis[0])?,
                     relative: estimate(one / two - 1.0, cis[1])?,
@@ -218,20 +256,22 @@ fn analyse(manifest: &Manifest, tasks: &[&Units], sources: &[&Sources<'_>]) -> V
     let gains = tau_gains.into_iter().zip(speed_gains);
     gains
         .enumerate()
-        .map(|(drafter, (tau_gains, speed_gains))| {
+        .map(|(row, (tau_gains, speed_gains))| {
             let mut all = Sums::new(k);
-            sums[drafter].iter().for_each(|sums| all.add(sums));
-            let facts = &manifest.drafters[drafter].facts;
+            sums[row].iter().for_each(|sums| all.add(sums));
+            let trainings = &rows[row].drafters;
+            let facts = &manifest.drafters[trainings[0]].facts;
+            let tasks = sources.iter().flat_map(|records| trainings.iter().map(|&drafter| &records[drafter]));
             let parts = Parts {
-                records: sources.iter().flat_map(|records| records[drafter].iter().copied()).collect(),
-                prompts: strata.iter().sum(),
+                records: tasks.flatten().copied().collect(),
+                prompts: prompts.iter().sum(),
                 sums: all,
                 drafter_bytes: (facts.kv_bytes_per_token, facts.state_bytes),
                 target_bytes_per_token: manifest.target.kv_bytes_per_token,
             };
-            let from = drafter * Statistics::width(k);
+            let from = row * Statistics::width(k);
             let own = &intervals[from..from + Statistics::width(k)];
-            Figures::new(&parts, &points[drafter], own, tau_gains, speed_gains)
+            Figures::new(&parts, &points[row], own, tau_gains, speed_gains)
         })
         .collect()
 }

@@ -38,7 +38,9 @@ impl Setting {
 
 /// The tables of one setting.
 pub(crate) fn tables(setting: &Setting) -> Vec<Table> {
-    let mut tables = vec![by_task(setting), gains(setting), task_gains(setting), positions(setting)];
+    let mut tables = vec![by_task(setting), gains(setting)];
+    tables.extend(trainings(setting));
+    tables.extend([task_gains(setting), positions(setting)]);
     tables.extend([times(setting), memory(setting), contexts(setting)]);
     tables.extend(confidence(setting));
     tables
@@ -121,11 +123,32 @@ fn gains(setting: &Setting) -> Table {
         title: "How sure".into(),
         note:
             "In brackets 95 % intervals: 10,000 paired resamples of the prompts within each task, all seeds \
-               of a prompt together. Differences are relative; * marks those whose interval leaves out 0."
+               of a prompt together, and of the trainings where a drafter has several. Differences are relative; * marks those whose interval leaves out 0."
                 .into(),
         head: head.map(str::to_owned).to_vec(),
         rows: setting.drafters.iter().map(row).collect(),
     }
+}
+
+/// Where drafters were trained more than once.
+fn trainings(setting: &Setting) -> Option<Table> {
+    let rows = setting.drafters.iter().flat_map(|drafter| {
+        drafter.trainings.iter().map(|training| {
+            let cells = [
+                drafter.drafter.clone(),
+                training.name.clone(),
+                interval(training.mean_tau),
+                interval(training.mean_speedup),
+            ];
+            cells.map(Entry::from).to_vec()
+        })
+    });
+    let rows: Vec<Vec<Entry>> = rows.collect();
+    let head = ["drafter", "training", "mean tau", "mean speed-up"].map(str::to_owned).to_vec();
+    let note = "The same recipe with other random numbers. Intervals here are over prompts alone; those of the \
+                other tables resample the trainings too.";
+    let title = "Each training".to_owned();
+    (!rows.is_empty()).then(|| Table { title, note: note.into(), head, rows })
 }
 
 /// The same for each task.

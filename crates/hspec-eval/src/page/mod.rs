@@ -36,9 +36,9 @@ struct Section {
 
 /// What the template gets.
 #[derive(Serialize)]
-struct Page<'a> {
+struct Page {
     words: Vec<(&'static str, Vec<String>)>,
-    legend: Vec<&'a str>,
+    legend: Vec<String>,
     across: Vec<Figure>,
     sections: Vec<Section>,
     provenance: Vec<(&'static str, String)>,
@@ -57,7 +57,7 @@ impl Results {
         };
         let page = Page {
             words: words(self),
-            legend: self.manifest.drafters.iter().map(|drafter| drafter.name.as_str()).collect(),
+            legend: self.manifest.rows().into_iter().map(|row| row.name).collect(),
             across: charts::across_contexts(self),
             sections: self.settings.iter().map(section).collect(),
             provenance: self.provenance(),

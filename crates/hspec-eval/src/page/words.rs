@@ -17,7 +17,7 @@ pub(crate) fn words(results: &Results) -> Vec<(&'static str, Vec<String>)> {
 fn compared(results: &Results, setting: &Setting) -> Vec<String> {
     let manifest = &results.manifest;
     let target = manifest.target.path.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
-    let number = manifest.drafters.len();
+    let number = setting.drafters.len();
     let what = if number == 1 { "One drafter".to_owned() } else { format!("{number} drafters") };
     let tasks: Vec<&str> = setting.drafters[0].tasks.iter().map(|t| t.task.as_str()).collect();
     let prompts = setting.drafters[0].all.prompts;
@@ -99,7 +99,8 @@ fn cost(results: &Results, setting: &Setting) -> Vec<String> {
     let mut list = vec![format!(
         "The target keeps {target:.1} KiB of cache per token of context; a drafter may keep more beside it."
     )];
-    for (drafter, entry) in setting.drafters.iter().zip(&results.manifest.drafters) {
+    for (drafter, row) in setting.drafters.iter().zip(results.manifest.rows()) {
+        let entry = &results.manifest.drafters[row.drafters[0]];
         let bytes = drafter.all.memory.drafter_bytes_per_token;
         let keeps = if bytes == 0 {
             "keeps nothing per token".to_owned()
@@ -129,6 +130,13 @@ fn sure(results: &Results, setting: &Setting) -> Vec<String> {
         results.manifest.seeds.len(),
         if results.manifest.seeds.len() == 1 { "" } else { "s" },
     )];
+    if setting.drafters.iter().any(|drafter| !drafter.trainings.is_empty()) {
+        list.push(
+            "Drafters that were trained several times have the counts of all trainings pooled, and the trainings \
+             are resampled as well; of two trainings that tells little more than whether they agree."
+                .to_owned(),
+        );
+    }
     if setting.temperature == 0.0 {
         let same: usize = setting.drafters.iter().map(|d| d.all.same_text).sum();
         let answers: usize = setting.drafters.iter().map(|d| d.all.answers).sum();
