@@ -7,6 +7,8 @@ use std::path::Path;
 
 /// Elements that a matrix of a drafter may have; the embedding of a large target has a quarter of it.
 pub(crate) const MOST_ELEMENTS: usize = 1 << 31;
+/// Width that a head may have; the widest in use are 256 to 576.
+const MOST_HEAD_DIM: usize = 1 << 16;
 /// Slots that a block may have; the released drafters have 7 to 16.
 pub(crate) const MOST_SLOTS: usize = 1024;
 
@@ -50,6 +52,10 @@ impl LayerConfig {
                 return refuse(field, "0".into(), "a positive size".into());
             }
         }
+        // Rotary tables are as long, and are made before any weight is looked for.
+        if self.head_dim() > MOST_HEAD_DIM {
+            return refuse("head_dim", self.head_dim().to_string(), format!("at most {MOST_HEAD_DIM}"));
+        }
         if !self.num_attention_heads.is_multiple_of(self.num_key_value_heads) {
             let found = self.num_key_value_heads.to_string();
             return refuse("num_key_value_heads", found, "a divisor of the heads".into());
@@ -79,5 +85,26 @@ impl LayerConfig {
             return refuse("hidden_act", found.to_string(), "\"silu\"".into());
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A rotary table of 10^18 entries aborted the process before the sizes of matrices were looked at.
+    #[test]
+    fn a_head_too_wide_for_memory_is_refused() {
+        let layer = |head_dim: u64| -> LayerConfig {
+            serde_json::from_value(serde_json::json!({
+                "vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1,
+                "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": head_dim, "rms_norm_eps": 1e-5
+            }))
+            .unwrap()
+        };
+        let found = |head_dim| layer(head_dim).validate("", 1, Path::new("config.json"));
+        found(1 << 16).unwrap();
+        let error = found(1_000_000_000_000_000_000).unwrap_err().to_string();
+        assert_eq!(error, "config.json: head_dim: found 1000000000000000000, expected at most 65536");
     }
 }
