@@ -98,15 +98,14 @@ impl<'a> Told<'a> {
         self.holds(name, found == expected, found.to_string(), expected.to_string());
     }
 
-    /// Numbers of which some may differ from those expected, but none by more than they may.
+    /// Numbers of which some may differ from those expected, the furthest by `difference`.
     pub(super) fn measured(
         &mut self,
         name: &'static str,
-        holds: bool,
+        verdict: Verdict,
         (found, expected): (String, &str),
         difference: f64,
     ) {
-        let verdict = if holds { Verdict::Ok } else { Verdict::Differs };
         self.push(Check { name, verdict, found, expected: expected.into(), difference: Some(difference) });
     }
 
@@ -116,7 +115,8 @@ impl<'a> Told<'a> {
         let found = format!("{} numbers up to {:.3}", compared.count, compared.largest);
         let expected = format!("{expected}, within {limit:.1e}");
         // Written so that a NaN, which no comparison accepts, differs.
-        self.measured(name, compared.difference <= limit, (found, &expected), compared.difference);
+        let verdict = if compared.difference <= limit { Verdict::Ok } else { Verdict::Differs };
+        self.measured(name, verdict, (found, &expected), compared.difference);
     }
 
     /// Something that works or fails with an error; it returns what was found.
