@@ -4,7 +4,7 @@ use crate::{features::Reads, recipe::Recipe, responses::Response, run_dir::write
 use burn::tensor::backend::Backend;
 use hspec_core::{
     Result,
-    checkpoint::read_json,
+    checkpoint::{Weights, read_json},
     provenance::{Machine, utc_date},
 };
 use hspec_nn::params::fingerprint;
@@ -35,6 +35,9 @@ pub struct Record {
     pub recipe: String,
     /// Hash of the responses: their tokens, their order, and which of them were supervised.
     pub responses: String,
+    /// The drafter that the run began with; none where it began from new weights.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub init: Option<Init>,
     /// Hidden ids of the target that it learned to read.
     pub feature_layers: Vec<usize>,
     /// Layers whose keys and values it learned to read.
@@ -43,6 +46,32 @@ pub struct Record {
     pub step: usize,
     /// Simulated tau where it was measured at this step.
     pub simulated_tau: Option<f64>,
+}
+
+/// A drafter that a run began with.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Init {
+    /// Its folder, as it was named.
+    pub drafter: String,
+    /// Hash of its tensors' names and values.
+    pub weights: String,
+}
+
+impl Init {
+    /// Of the drafter in `dir`.
+    ///
+    /// # Errors
+    /// Weights that cannot be read.
+    pub fn new(dir: &Path) -> Result<Self> {
+        let weights = Weights::open(dir)?;
+        let mut hashes = Vec::new();
+        for name in weights.names() {
+            let bytes = weights.tensor(&name)?.map(|tensor| tensor.bytes.to_vec()).unwrap_or_default();
+            hashes.push(fingerprint(name.bytes().chain(bytes)));
+        }
+        let hashes = hashes.into_iter().flat_map(u64::to_le_bytes);
+        Ok(Self { drafter: dir.display().to_string(), weights: format!("{:016x}", fingerprint(hashes)) })
+    }
 }
 
 impl Record {
@@ -65,6 +94,7 @@ impl Record {
             target,
             recipe: format!("{:016x}", fingerprint(recipe.resolved().bytes())),
             responses: hash(responses),
+            init: None,
             feature_layers: reads.hidden.clone(),
             kv_layers: reads.kv.clone(),
             step: 0,

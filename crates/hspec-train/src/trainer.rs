@@ -12,7 +12,7 @@ use crate::{
     optim::{Optimizers, check_finite},
     pack::{Draw, Judge},
     recipe::{Recipe, Shape},
-    record::Record,
+    record::{Init, Record},
     responses::Response,
     run_dir::{Progress, RunDir, target_hash},
     step::{self, Row, Sum},
@@ -103,15 +103,20 @@ impl<B: AutodiffBackend> Trainer<'_, B> {
             let learner = L::learner(&drafter, device, self.recipe_file)?;
             let optimizers =
                 Optimizers::new(learner.module(), recipe).load(RunDir::optimizers(path)?, device)?;
-            Ok((drafter, learner, optimizers))
+            let init = Record::read(path)?.and_then(|record| record.init);
+            Ok((drafter, learner, optimizers, init))
         })?;
-        let ((drafter, learner, optimizers), progress) = match resumed {
+        let ((drafter, learner, optimizers, init), progress) = match resumed {
             Some(found) => found,
             None => {
                 let drafter = self.first::<L>(training)?;
                 let learner = L::learner(&drafter, device, self.recipe_file)?;
                 let optimizers = Optimizers::new(learner.module(), recipe);
-                ((drafter, learner, optimizers), Progress { step: 0, epoch: 0, cursor: 0, best_tau: 0.0 })
+                let init = self.init.map(Init::new).transpose()?;
+                (
+                    (drafter, learner, optimizers, init),
+                    Progress { step: 0, epoch: 0, cursor: 0, best_tau: 0.0 },
+                )
             }
         };
         let steps = feed::steps(training, recipe);
@@ -134,8 +139,9 @@ impl<B: AutodiffBackend> Trainer<'_, B> {
         let reads = L::reads(&state.drafter);
         let devices = if self.devices.is_empty() { std::slice::from_ref(device) } else { self.devices };
         let hash = target_hash(self.target);
-        let record =
+        let mut record =
             Record::new::<B::InnerBackend>(self.commit, devices, hash, self.recipe, responses, &reads);
+        record.init = init;
         let mut store = FeatureStore::new(self.target, reads, recipe.feature_cache_mib << 20);
         if let Some(dir) = &self.recipe.data.cache {
             store = store.cached(feature_cache::open(dir)?)?;

@@ -74,13 +74,25 @@ fn a_run_starts_from_another_drafter() {
     let from = first.path().join("step-000004");
     // A rate of zero shows what it started from.
     let still = Recipe {
-        train: hspec_train::recipe::Loop { lr: 0.0, muon_lr: 0.0, steps: Some(1), ..recipe.train.clone() },
+        train: hspec_train::recipe::Loop { lr: 0.0, muon_lr: 0.0, steps: Some(2), ..recipe.train.clone() },
         ..recipe.clone()
     };
     let dir = tempfile::tempdir().unwrap();
-    run(&target, &still, &responses, dir.path(), Some(&from), None).0.unwrap();
+    let soon = Some(Duration::from_nanos(1));
+    run(&target, &still, &responses, dir.path(), Some(&from), soon).0.unwrap();
     let (found, expected) = (weights(&dir.path().join("step-000001")), weights(&from));
     assert_eq!(found, expected);
+    // A run that goes on later has not forgotten what it began with.
+    run(&target, &still, &responses, dir.path(), None, None).0.unwrap();
+    let init = |step: &Path| {
+        let text = std::fs::read_to_string(step.join("provenance.json")).unwrap();
+        serde_json::from_str::<serde_json::Value>(&text).unwrap()["init"].clone()
+    };
+    let named = init(&dir.path().join("step-000002"));
+    assert_eq!(named, init(&dir.path().join("step-000001")));
+    assert_eq!(named["drafter"], from.to_str().unwrap());
+    assert_eq!(named["weights"].as_str().unwrap().len(), 16);
+    assert!(init(&from).is_null());
 
     for (from_text, to, part) in [
         ("kv_layers = [3]", "kv_layers = [2]", "config.json: kv_layers: found [3], expected [2]"),
