@@ -31,8 +31,9 @@ use std::{
 ///
 /// The target answers the prompts first (kept in responses.jsonl) unless answers are given, then the drafter
 /// learns from them. Everything lies in the run's folder: the resolved recipe, the answers, metrics.jsonl, event
-/// files for TensorBoard, curves.svg, the last checkpoints, and `best`, the drafter with the highest simulated tau. A run that was stopped, at
-/// any moment, continues with --resume and loses at most the steps since its last checkpoint.
+/// files for TensorBoard, curves.svg, the last checkpoints, and `best`, the drafter with the highest simulated
+/// tau. A run that was stopped, at any moment, continues with --resume and loses at most the steps since its
+/// last checkpoint.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -41,7 +42,7 @@ Examples:
   cargo xtask train --recipe recipes/smollm2-135m.toml --prompts prompts.jsonl.gz --max-minutes 60
   cargo xtask train --recipe mine.toml --target models/mine --prompts a.jsonl --out runs/mine
   cargo xtask train --recipe mine.toml --prompts b.jsonl --out runs/second --init runs/mine/best
-
+  cargo xtask train --recipe mine.toml --prompts a.jsonl --out runs/mine-1 --seed 1
   cargo xtask train --recipe mine.toml --responses responses.jsonl --cache features --show-mask 3")]
 pub(crate) struct Args {
     /// What to train and how, a TOML file; recipes/ holds some.
@@ -71,6 +72,9 @@ pub(crate) struct Args {
     /// Start from this drafter's weights and vocabulary; its shape must be the recipe's.
     #[arg(long, value_name = "DIR")]
     init: Option<PathBuf>,
+    /// Seed of every random choice: weights, order, anchors, held-out samples [default: the recipe's].
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
     /// Stop training after this time, behind a whole step and with a checkpoint.
     #[arg(long, value_name = "N", value_parser = minutes)]
     max_minutes: Option<Duration>,
@@ -87,6 +91,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let name = args.recipe.file_stem().context("--recipe names no file")?;
     let out = args.out.clone().unwrap_or_else(|| crate::workspace().join("runs").join(name));
     let mut recipe = Recipe::read(&args.recipe)?;
+    recipe.train.seed = args.seed.unwrap_or(recipe.train.seed);
     let data = &mut recipe.data;
     data.cache = args.cache.clone().or(data.cache.take());
     data.responses = args.responses.clone().or(data.responses.take().filter(|_| args.prompts.is_empty()));
