@@ -16,7 +16,10 @@ use crate::{
 };
 use anyhow::Context;
 use burn::tensor::backend::Backend;
-use hspec_core::{checkpoint::write_atomic, target::Target};
+use hspec_core::{
+    checkpoint::write_atomic,
+    target::{Target, WeightStorage},
+};
 use hspec_eval::{Machine, commit, utc_date};
 use peer::{Dtype, Peer};
 use report::{Document, Row, cost_ratios};
@@ -46,7 +49,8 @@ const SWEEP_MINUTES: [f64; 2] = [1.0, 3.0];
 /// by pair: above 1 we are faster.
 #[derive(clap::Args)]
 #[command(after_help = "\
-Work: decode@256 decode@1024 verify8@256 verify8@1024 prefill512 draft_step train_step ssd_scan
+Work: decode@256 decode@1024 verify8@256 verify8@1024 prefill512 draft_step train_step ssd_scan, and the
+first five with weights rounded to bf16: decode@256:bf16 ...
 
 Examples:
   cargo xtask bench
@@ -140,12 +144,12 @@ fn command() -> String {
 
 /// The target and its name, from files or at random.
 fn target<B: Backend>(
-    path: Option<&PathBuf>,
-    shape: Option<Shape>,
+    args: &Args,
+    storage: WeightStorage,
     free: Option<u64>,
     device: &B::Device,
 ) -> anyhow::Result<(Target<B>, String)> {
-    if let Some(shape) = shape {
+    if let Some(shape) = args.shape {
         // Not random from run to run.
         B::seed(device, 0);
         let name = clap::ValueEnum::to_possible_value(&shape).context("every shape has a name")?;
@@ -161,20 +165,24 @@ fn target<B: Backend>(
         }
         return Ok((Target::random(config, None, device)?, format!("random weights of {}", name.get_name())));
     }
-    let path = path.cloned().unwrap_or_else(default_target);
+    let path = args.target.clone().unwrap_or_else(default_target);
     let hint =
         || format!("{}: fetch it with `cargo xtask fetch smollm2-135m`, or give --shape", path.display());
     std::fs::metadata(&path).with_context(hint)?;
     let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
-    Ok((Target::load(&path, device)?, name))
+    Ok((Target::load_as(&path, storage, device)?, name))
 }
 
 fn measure<B: Backend>(args: &Args, device: &B::Device) -> anyhow::Result<Document> {
     let start = Instant::now();
     let cuda = args.backend.backend == Name::Cuda;
-    let (target, name) = target::<B>(args.target.as_ref(), args.shape, free_memory(cuda), device)?;
-    let scene = Scene::new(target)?;
-    let works = if args.work.is_empty() { &Work::ALL[..] } else { &args.work };
+    let works = works(args)?;
+    let (target, name) = self::target::<B>(args, args.backend.weights, free_memory(cuda), device)?;
+    let rounded = match works.iter().any(Work::is_rounded) {
+        true => Some(self::target::<B>(args, WeightStorage::Bf16, None, device)?.0),
+        false => None,
+    };
+    let scene = Scene::new(target, rounded)?;
     let mut peers = peers(args, &scene)?;
     let until = args.minutes.map(|m| start + Duration::from_secs_f64(60.0 * m));
     let repeats = usize::from(args.repeats);
@@ -209,6 +217,20 @@ fn measure<B: Backend>(args: &Args, device: &B::Device) -> anyhow::Result<Docume
         rows,
         sweep,
     })
+}
+
+/// What is to be measured.
+fn works(args: &Args) -> anyhow::Result<Vec<Work>> {
+    let rounded = args.backend.backend == Name::Flex && args.shape.is_none();
+    match args.work.iter().find(|work| work.is_rounded()) {
+        Some(work) if !rounded => anyhow::bail!(
+            "--work {work}: weights are rounded where a model is loaded on the backend flex; found --backend {}{}",
+            args.backend.backend,
+            if args.shape.is_some() { " with --shape" } else { "" }
+        ),
+        _ if !args.work.is_empty() => Ok(args.work.clone()),
+        _ => Ok(Work::ALL.into_iter().filter(|work| rounded || !work.is_rounded()).collect()),
+    }
 }
 
 /// The peers that were asked for and are there.

@@ -1,6 +1,10 @@
 //! What a benchmark found: one document, as JSON, as a table and as a page.
 
-use super::{stats::Spread, sweep::Cell, work::Work};
+use super::{
+    stats::Spread,
+    sweep::Cell,
+    work::{Pass, Work},
+};
 use comfy_table::{CellAlignment, Table, presets::UTF8_FULL_CONDENSED};
 use hspec_eval::Machine;
 use serde::Serialize;
@@ -40,13 +44,13 @@ pub(crate) fn cost_ratios(rows: &[Row]) -> BTreeMap<String, f64> {
         let name = work.to_string();
         rows.iter().find(|row| row.work == name).map(|row| row.ours_ms.median())
     };
-    let pairs = [
-        (Work::Verify(256), Work::Decode(256)),
-        (Work::Verify(1024), Work::Decode(1024)),
-        (Work::DraftStep, Work::Decode(256)),
-    ];
+    let pairs = [Work::Pass, Work::Rounded].into_iter().flat_map(|stored| {
+        let decode = |context| stored(Pass::Decode(context));
+        let verify = |context| (stored(Pass::Verify(context)), decode(context));
+        [verify(256), verify(1024), (Work::DraftStep, decode(256))]
+    });
     let ratio = |(a, b): (Work, Work)| Some((format!("{a} / {b}"), median(a)? / median(b)?));
-    pairs.into_iter().filter_map(ratio).collect()
+    pairs.filter_map(ratio).collect()
 }
 
 fn milliseconds(x: f64) -> String {

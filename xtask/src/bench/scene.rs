@@ -2,8 +2,9 @@
 
 use super::{
     shape,
-    work::{DRAFT_CONTEXT, ROWS, Work},
+    work::{DRAFT_CONTEXT, Pass, ROWS, Work},
 };
+use anyhow::Context;
 use burn::{
     backend::Autodiff,
     optim::GradientsParams,
@@ -38,46 +39,60 @@ pub(crate) type Step<'a> = Box<dyn FnMut() -> anyhow::Result<()> + 'a>;
 /// What is timed.
 pub(crate) struct Scene<B: Backend> {
     pub(crate) target: Target<B>,
+    /// The same with its matrices rounded to bf16, where that is measured.
+    pub(crate) rounded: Option<Target<B>>,
     pub(crate) drafter: HSpec<B>,
     pub(crate) recipe: Recipe,
 }
 
 impl<B: Backend> Scene<B> {
-    /// A target with a random drafter of the shape that goes with it.
-    pub(crate) fn new(target: Target<B>) -> anyhow::Result<Self> {
+    /// A target, rounded too if need be, with a random drafter of the shape that goes with it.
+    pub(crate) fn new(target: Target<B>, rounded: Option<Target<B>>) -> anyhow::Result<Self> {
         let recipe = shape::recipe(target.config())?;
         let file = Path::new(FILE);
         let config = serde_json::from_value(kinds::config(&recipe, target.config(), "bench", file)?)?;
         let model = HSpecModel::init(&config, target.device());
         let drafter = HSpec::new(config, model, vocab(target.config(), &recipe)?, file)?.prepack();
-        Ok(Self { target, drafter, recipe })
+        Ok(Self { target, rounded, drafter, recipe })
     }
 
     /// Prepares a piece of work.
     pub(crate) fn step(&self, work: Work) -> anyhow::Result<Step<'_>> {
         match work {
-            Work::Decode(context) => self.pass(context, 1, Rows::Last, &[]),
-            Work::Verify(context) => self.pass(context, ROWS, Rows::All, self.drafter.feature_layers()),
-            Work::Prefill(tokens) => self.pass(0, tokens, Rows::Last, &[]),
+            Work::Pass(pass) => self.target_pass(&self.target, pass),
+            Work::Rounded(pass) => {
+                self.target_pass(self.rounded.as_ref().context("no target with rounded weights")?, pass)
+            }
             Work::DraftStep => self.draft_step(),
             Work::TrainStep => self.train_step(),
             Work::SsdScan => Ok(self.scan()),
         }
     }
 
+    fn target_pass<'a>(&'a self, target: &'a Target<B>, pass: Pass) -> anyhow::Result<Step<'a>> {
+        match pass {
+            Pass::Decode(context) => self.pass(target, context, 1, Rows::Last, &[]),
+            Pass::Verify(context) => {
+                self.pass(target, context, ROWS, Rows::All, self.drafter.feature_layers())
+            }
+            Pass::Prefill(tokens) => self.pass(target, 0, tokens, Rows::Last, &[]),
+        }
+    }
+
     /// The target on `rows` tokens behind `context` tokens, and the best token of each row of logits.
     fn pass<'a>(
         &'a self,
+        target: &'a Target<B>,
         context: usize,
         rows: usize,
         logits: Rows,
         hidden: &'a [usize],
     ) -> anyhow::Result<Step<'a>> {
         let mut cache = self.filled(context, context + rows);
-        let vocab = self.target.config().vocab_size;
+        let vocab = target.config().vocab_size;
         let ids: Vec<TokenId> = (0..rows).map(|i| TokenId((i * 7919 % vocab) as u32)).collect();
         Ok(Box::new(move || {
-            let pass = self.target.forward(&ids, &mut cache, &Want { logits, hidden })?;
+            let pass = target.forward(&ids, &mut cache, &Want { logits, hidden })?;
             pass.logits.map(|logits| logits.argmax(2).into_data());
             cache.truncate(context);
             Ok(())

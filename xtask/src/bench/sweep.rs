@@ -68,7 +68,7 @@ pub(crate) fn run<B: Backend>(scene: Scene<B>, limits: &Limits) -> anyhow::Resul
     let target = scene.target.config().clone();
     let (hspec, recipe) = (scene.drafter, scene.recipe);
     // Gives the memory back.
-    drop(scene.target);
+    drop((scene.target, scene.rounded));
     B::memory_cleanup(&device);
     let file = Path::new("config.json");
     let config = DSparkConfig::from_value(&shape::dspark(&target, &recipe), file)?;

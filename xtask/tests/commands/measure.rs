@@ -4,12 +4,17 @@ use crate::scene::Scene;
 use serde_json::Value;
 use std::os::unix::fs::PermissionsExt;
 
-const WORK: [&str; 8] = [
+const WORK: [&str; 13] = [
     "decode@256",
     "decode@1024",
     "verify8@256",
     "verify8@1024",
     "prefill512",
+    "decode@256:bf16",
+    "decode@1024:bf16",
+    "verify8@256:bf16",
+    "verify8@1024:bf16",
+    "prefill512:bf16",
     "draft_step",
     "train_step",
     "ssd_scan",
@@ -47,7 +52,9 @@ fn a_bench_measures_every_piece_of_work() {
     for (pair, ratio) in [
         ("verify8@256 / decode@256", median(2) / median(0)),
         ("verify8@1024 / decode@1024", median(3) / median(1)),
-        ("draft_step / decode@256", median(5) / median(0)),
+        ("draft_step / decode@256", median(10) / median(0)),
+        ("verify8@1024:bf16 / decode@1024:bf16", median(8) / median(6)),
+        ("draft_step / decode@256:bf16", median(10) / median(5)),
     ] {
         assert!((found["cost_ratios"][pair].as_f64().unwrap() - ratio).abs() < 1e-9, "{pair}");
     }
@@ -126,6 +133,12 @@ fn what_cannot_be_measured_is_refused() {
     let scene = Scene::new();
     for (args, code, part) in [
         (&["bench", "--work", "sleep"][..], 2, "known are decode@256, decode@1024"),
+        (
+            &["bench", "--work", "decode@256:bf16", "--shape", "smollm2"],
+            1,
+            "--work decode@256:bf16: weights are rounded where a model is loaded on the backend flex; \
+             found --backend flex with --shape",
+        ),
         (&["bench", "--repeats", "0"], 2, "0 is not in 1.."),
         (&["bench", "--minutes=-1"], 2, "expected a number of minutes"),
         (&["bench", "--target", "target", "--shape", "smollm2"], 2, "cannot be used with"),
