@@ -15,7 +15,7 @@ use hspec_core::{
     provenance::commit,
 };
 use hspec_train::{
-    Trainer,
+    Trainer, feature_cache,
     recipe::Recipe,
     responses::{PromptTokens, documents, read_documents},
     run_dir::{Identity, RunDir},
@@ -57,7 +57,8 @@ pub(crate) struct Args {
     /// Answers that `cargo xtask distill` wrote, in the place of prompts [default: the recipe's].
     #[arg(long, value_name = "FILE", conflicts_with = "prompts")]
     responses: Option<PathBuf>,
-    /// Features that `cargo xtask cache` wrote [default: the recipe's, or none].
+    /// Features that `cargo xtask cache` wrote, or a folder of DeepSpec's, which needs no answers beside it [default:
+    /// the recipe's, or none].
     #[arg(long, value_name = "DIR")]
     cache: Option<PathBuf>,
     /// Show this many samples, with what is learned from marked, before training.
@@ -97,6 +98,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     data.responses = args.responses.clone().or(data.responses.take().filter(|_| args.prompts.is_empty()));
     let prompts = match (&data.responses, &args.prompts[..]) {
         (Some(_), _) => None,
+        // A folder of DeepSpec's holds tokens beside features.
+        (None, []) if data.prompts.is_empty() && data.cache.is_some() => None,
         (None, []) if data.prompts.is_empty() => anyhow::bail!(
             "no prompts: name files with --prompts or in the recipe's data.prompts, or answers with --responses"
         ),
@@ -184,20 +187,24 @@ impl Run<'_> {
         prompts: Option<&Prompts>,
     ) -> anyhow::Result<Finish> {
         let (data, seed) = (&recipe.data, recipe.train.seed);
-        let (dir, documents) = match (&data.responses, prompts) {
-            (Some(file), _) => {
+        let (dir, documents) = match (&data.responses, prompts, &data.cache) {
+            (Some(file), ..) => {
                 let template = model.chat.as_ref().map(|template| template.hash());
                 let documents = read_documents(file, template, seed, data.max_prompts)?;
                 (self.open(model, recipe, &tokens(&documents))?, documents)
             }
-            (None, Some(prompts)) => {
+            (None, Some(prompts), _) => {
                 let selection = selected(model, prompts, data, seed)?;
                 let known = [&selection.prompts[..], &tokens(&selection.given)].concat();
                 let dir = self.open(model, recipe, &known)?;
                 let (answers, _) = answer(model, &selection, data, seed, &dir.file("responses.jsonl"))?;
                 (dir, documents(answers))
             }
-            (None, None) => anyhow::bail!("neither prompts nor responses"),
+            (None, None, Some(cache)) => {
+                let documents = feature_cache::read_documents(cache, seed, data.max_prompts)?;
+                (self.open(model, recipe, &tokens(&documents))?, documents)
+            }
+            (None, None, None) => anyhow::bail!("neither prompts nor responses"),
         };
         if self.show_mask > 0 {
             mask::show(&documents, self.show_mask, &model.tokenizer)?;

@@ -11,7 +11,7 @@
 
 use crate::{
     features::{Cached, Features, Reads, Stored},
-    responses::Response,
+    responses::{Response, drawn},
     run_dir::target_hash,
     target_cache::TargetCache,
 };
@@ -279,6 +279,25 @@ pub fn open<B: Backend>(dir: &Path) -> Result<Box<dyn Cached<B>>> {
         return Ok(Box::new(TargetCache::open(dir)?.by_tokens()?));
     }
     Ok(Box::new(FeatureCache::open(dir)?))
+}
+
+/// What a folder of DeepSpec's says was learned, tokens and masks, in a random order that depends on the seed
+/// alone; at most `max` documents, unless it is 0.
+///
+/// # Errors
+/// A cache of this crate's, which holds no tokens, and those of [`TargetCache::documents`].
+pub fn read_documents(dir: &Path, seed: u64, max: usize) -> Result<Vec<Response>> {
+    let file = dir.join(MANIFEST);
+    let manifest: serde_json::Value = read_json(&file)?;
+    if let Some(format) = manifest.get("format") {
+        let expected = "a cache of DeepSpec's, which holds the tokens too: name the answers with --responses";
+        return Err(Error::invalid(&file, "format", format.to_string(), expected));
+    }
+    let documents = TargetCache::open(dir)?.documents()?;
+    if documents.is_empty() {
+        return Err(Error::invalid(&file, "num_samples", "none to learn from", "at least one"));
+    }
+    Ok(drawn(documents.into_iter().map(|(_, document)| document).collect(), seed, max))
 }
 
 /// A whole cache.

@@ -198,46 +198,67 @@ impl TargetCache {
     /// # Panics
     /// If there is no sample `i`.
     pub fn sample(&self, i: usize) -> Result<CachedSample> {
+        let Tokens { ids, attention_mask, loss_mask } = self.tokens(i)?;
+        let bf16 = |b: &[u8; 2]| f32::from_bits(u32::from(u16::from_le_bytes(*b)) << 16);
+        let floats = |bytes: Vec<u8>| bytes.as_chunks::<2>().0.iter().map(bf16).collect::<Vec<_>>();
+        let (features, last) = (floats(self.array(i, 3)?), floats(self.array(i, 4)?));
+        if let Some(x) = features.iter().chain(&last).find(|x| !x.is_finite()) {
+            return Err(self.invalid(i, x.to_string(), "finite hidden states"));
+        }
+        Ok(CachedSample { ids, attention_mask, loss_mask, features, last })
+    }
+
+    /// What stands before a sample's hidden states, which are nearly all of it and not read.
+    fn tokens(&self, i: usize) -> Result<Tokens> {
+        let ids = self.array(i, 0)?;
+        let ids: Vec<i32> = ids.as_chunks::<4>().0.iter().map(|b| i32::from_le_bytes(*b)).collect();
+        if let Some(id) = ids.iter().find(|id| **id < 0) {
+            return Err(self.invalid(i, format!("token {id}"), "token ids from 0"));
+        }
+        let mask = |bytes: Vec<u8>| bytes.into_iter().map(|b| b != 0).collect();
+        Ok(Tokens {
+            ids: ids.into_iter().map(|id| TokenId(id as u32)).collect(),
+            attention_mask: mask(self.array(i, 1)?),
+            loss_mask: mask(self.array(i, 2)?),
+        })
+    }
+
+    /// One of a sample's five arrays.
+    fn array(&self, i: usize, which: usize) -> Result<Vec<u8>> {
         let record = self.records[i];
         let path = &self.shards[record.shard];
         let mut file = File::open(path).map_err(Error::io(path))?;
-        let lengths = self.lengths(record.tokens).map(|l| l.expect("checked when the index was read"));
-        let mut array = |a: usize| -> Result<Vec<u8>> {
-            let mut bytes = vec![0; lengths[a] as usize];
-            file.seek(SeekFrom::Start(record.offsets[a])).map_err(Error::io(path))?;
-            file.read_exact(&mut bytes).map_err(Error::io(path))?;
-            Ok(bytes)
-        };
-        let invalid =
-            |found: String, expected| Err(Error::invalid(path, format!("sample {i}"), found, expected));
-        let ids: Vec<i32> = array(0)?.as_chunks::<4>().0.iter().map(|b| i32::from_le_bytes(*b)).collect();
-        if let Some(id) = ids.iter().find(|id| **id < 0) {
-            return invalid(format!("token {id}"), "token ids from 0");
-        }
-        let mask = |bytes: Vec<u8>| bytes.into_iter().map(|b| b != 0).collect();
-        let (attention_mask, loss_mask) = (mask(array(1)?), mask(array(2)?));
-        let bf16 = |b: &[u8; 2]| f32::from_bits(u32::from(u16::from_le_bytes(*b)) << 16);
-        let floats = |bytes: Vec<u8>| bytes.as_chunks::<2>().0.iter().map(bf16).collect::<Vec<_>>();
-        let (features, last) = (floats(array(3)?), floats(array(4)?));
-        if let Some(x) = features.iter().chain(&last).find(|x| !x.is_finite()) {
-            return invalid(x.to_string(), "finite hidden states");
-        }
-        let ids = ids.into_iter().map(|id| TokenId(id as u32)).collect();
-        Ok(CachedSample { ids, attention_mask, loss_mask, features, last })
+        let length = self.lengths(record.tokens)[which].expect("checked when the index was read");
+        let mut bytes = vec![0; length as usize];
+        file.seek(SeekFrom::Start(record.offsets[which])).map_err(Error::io(path))?;
+        file.read_exact(&mut bytes).map_err(Error::io(path))?;
+        Ok(bytes)
+    }
+
+    fn invalid(&self, i: usize, found: String, expected: &str) -> Error {
+        Error::invalid(&self.shards[self.records[i].shard], format!("sample {i}"), found, expected)
+    }
+
+    /// Sample `i < len()` as a document without its padding, to train on; none if it has no supervised token or
+    /// nothing else.
+    ///
+    /// # Errors
+    /// A shard that cannot be read, a negative id.
+    pub fn document(&self, i: usize) -> Result<Option<Response>> {
+        let tokens = self.tokens(i)?;
+        let places = || (0..tokens.ids.len()).filter(|&place| tokens.attention_mask[place]);
+        let ids: Vec<TokenId> = places().map(|place| tokens.ids[place]).collect();
+        let mask: Vec<bool> = places().map(|place| tokens.loss_mask[place]).collect();
+        let document = Response::supervised_by(i.to_string(), &ids, &mask);
+        Ok(document.check(Path::new("sample"), "").is_ok().then_some(document))
     }
 }
 
-impl CachedSample {
-    /// The sample as a document without its padding, to train on; none if it has no supervised token or nothing
-    /// else.
-    pub fn document(&self, id: String) -> Option<Response> {
-        let real = |i: &usize| self.attention_mask[*i];
-        let places: Vec<usize> = (0..self.ids.len()).filter(real).collect();
-        let ids: Vec<TokenId> = places.iter().map(|&i| self.ids[i]).collect();
-        let mask: Vec<bool> = places.iter().map(|&i| self.loss_mask[i]).collect();
-        let document = Response::supervised_by(id, &ids, &mask);
-        document.check(Path::new("sample"), "").is_ok().then_some(document)
-    }
+/// The small part of a sample.
+struct Tokens {
+    ids: Vec<TokenId>,
+    attention_mask: Vec<bool>,
+    loss_mask: Vec<bool>,
 }
 
 /// A cache whose samples are found by their tokens.
@@ -250,7 +271,7 @@ impl TargetCache {
     /// Finds samples by their tokens.
     ///
     /// # Errors
-    /// Those of [`TargetCache::sample`].
+    /// Those of [`TargetCache::document`].
     pub fn by_tokens(self) -> Result<ByTokens> {
         let mut samples = HashMap::new();
         for (i, document) in self.documents()? {
@@ -262,11 +283,11 @@ impl TargetCache {
     /// The samples that can be learned from, with their numbers.
     ///
     /// # Errors
-    /// Those of [`TargetCache::sample`].
+    /// Those of [`TargetCache::document`].
     pub fn documents(&self) -> Result<Vec<(usize, Response)>> {
         let mut documents = Vec::new();
         for i in 0..self.len() {
-            documents.extend(self.sample(i)?.document(i.to_string()).map(|document| (i, document)));
+            documents.extend(self.document(i)?.map(|document| (i, document)));
         }
         Ok(documents)
     }

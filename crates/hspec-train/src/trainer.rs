@@ -97,6 +97,7 @@ impl<B: AutodiffBackend> Trainer<'_, B> {
         let start = Instant::now();
         let recipe = &self.recipe.train;
         let device = self.target.device();
+        self.check_ids(responses)?;
         let (held_out, training) = self.split(responses)?;
         let resumed = dir.newest(|path| {
             let drafter = L::load(path, self.target)?;
@@ -301,6 +302,21 @@ impl<B: AutodiffBackend> Trainer<'_, B> {
             return Err(Error::Mismatch("several devices need the feature collective".into()));
         }
         step::sum(learner, rows, judge, config)
+    }
+
+    /// Refuses tokens that the target has no embedding of; with cached features nothing else looks at them before
+    /// the drafter does.
+    fn check_ids(&self, responses: &[Response]) -> Result<()> {
+        let all = self.target.config().vocab_size;
+        for response in responses {
+            if let Some(id) = response.ids().find(|id| id.index() >= all) {
+                let (name, id) = (&response.id, id.0);
+                return Err(Error::Mismatch(format!(
+                    "document {name:?}: found token {id}, expected ids below {all}, the target's vocabulary"
+                )));
+            }
+        }
+        Ok(())
     }
 
     fn split<'r>(&self, responses: &'r [Response]) -> Result<(&'r [Response], &'r [Response])> {

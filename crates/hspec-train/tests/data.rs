@@ -258,6 +258,14 @@ fn a_cache_of_deepspecs_is_a_source_of_features() {
     assert_eq!(found.len(), 7);
     assert_eq!(found[3].1.ids().collect::<Vec<_>>(), documents[3].ids().collect::<Vec<_>>());
     assert_eq!(found[3].1.loss_mask(), documents[3].loss_mask());
+    // All that a run needs: drawn by the seed as the documents of a file of responses are.
+    let drawn = hspec_train::feature_cache::read_documents(dir.path(), 3, 5).unwrap();
+    let order = hspec_train::pack::shuffled(7, 3, u64::MAX);
+    let tokens = |d: &Response| d.ids().collect::<Vec<_>>();
+    assert_eq!(
+        drawn.iter().map(tokens).collect::<Vec<_>>(),
+        order[..5].iter().map(|&i| tokens(&documents[i])).collect::<Vec<_>>()
+    );
     let mut stores = [true, false].map(|cached| {
         let store = FeatureStore::new(&target, reads.clone(), 0);
         if cached { store.cached(open(dir.path()).unwrap()).unwrap() } else { store }

@@ -137,6 +137,22 @@ fn distill_cache_and_train_are_a_chain() {
     let weights = |out: &str| std::fs::read(scene.path(out).join("best/model.safetensors")).unwrap();
     assert!(weights("online") == weights("offline"), "the same drafter");
 
+    // Without answers: a folder of DeepSpec's holds them (this one of another target), one of ours does not.
+    let deepspec = hspec_goldens::root().canonicalize().unwrap().join("dspark/target_cache");
+    for (folder, part) in [
+        (
+            deepspec.to_str().unwrap(),
+            "document \"0\": found token 637, expected ids below 512, the target's vocabulary",
+        ),
+        ("features", "features/manifest.json: format: found"),
+    ] {
+        let args =
+            ["train", "--target", "target", "--recipe", "recipe.toml", "--cache", folder, "--out", "alone"];
+        let ended = scene.run(&args);
+        assert_eq!(ended.code, Some(1));
+        assert!(ended.stderr.contains(part), "{}", ended.stderr);
+    }
+
     // Another template than the one that the answers were made with.
     scene.write("target/chat_template.jinja", &TEMPLATE.replace("w7", "w8"));
     let ended = train("other", &[]);

@@ -245,10 +245,15 @@ pub fn read_documents(path: &Path, template: Option<&str>, seed: u64, max: usize
         _ => {}
     }
     responses.sort_by(|a, b| (&a.id, a.turn).cmp(&(&b.id, b.turn)));
-    let mut documents: Vec<Option<Response>> = documents(responses).into_iter().map(Some).collect();
+    Ok(drawn(documents(responses), seed, max))
+}
+
+/// Documents in a random order that depends on the seed; at most `max`, unless it is 0.
+pub(crate) fn drawn(documents: Vec<Response>, seed: u64, max: usize) -> Vec<Response> {
+    let mut documents: Vec<Option<Response>> = documents.into_iter().map(Some).collect();
     let order = shuffled(documents.len(), seed, SELECTION);
     let wanted = if max == 0 { order.len() } else { max };
-    Ok(order.into_iter().take(wanted).filter_map(|i| documents[i].take()).collect())
+    order.into_iter().take(wanted).filter_map(|i| documents[i].take()).collect()
 }
 
 /// Reads a file of responses as they were written. A last line cut off by a kill is dropped.
