@@ -32,7 +32,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     show(&write(&args.dir)?, &args.dir, args.json)
 }
 
-/// Writes results.json, results.md and report.html into the folder.
+/// Writes results.json, results.md, report.html and headline.svg into the folder.
 pub(crate) fn write(dir: &Path) -> anyhow::Result<Results> {
     let results = match store::read(dir)? {
         Some((manifest, records)) => Results::new(manifest, &records)?,
@@ -48,6 +48,7 @@ pub(crate) fn write(dir: &Path) -> anyhow::Result<Results> {
         ("results.json", results.to_json()),
         ("results.md", results.to_markdown()),
         ("report.html", results.to_html()?),
+        ("headline.svg", results.to_svg()?),
     ];
     for (name, text) in texts {
         write_atomic(&dir.join(name), |out| out.write_all(text.as_bytes()))?;
@@ -63,6 +64,6 @@ pub(crate) fn show(results: &Results, dir: &Path, json: bool) -> anyhow::Result<
     } else {
         write!(out, "{}", results.summary())?;
     }
-    eprintln!("wrote results.json, results.md and report.html into {}", dir.display());
+    eprintln!("wrote results.json, results.md, report.html and headline.svg into {}", dir.display());
     Ok(())
 }

@@ -273,6 +273,11 @@ fn pages_say_what_was_measured_and_what_was_not() {
             assert!(page.contains(part), "no {part}");
         }
     }
+    let svg = results.to_svg().unwrap();
+    assert!(svg.starts_with("<svg xmlns=") && svg.contains("&lt;a&gt; &amp; b: 2.33 [1.00, 4.00]</title>"));
+    // Both halves in one drawing, with the page's colours.
+    assert_eq!((svg.matches("<svg").count(), svg.matches("<g transform").count()), (1, 2));
+    assert!(svg.contains("--c0:") && html.contains("--c0:") && svg.contains(">2.33</text>"));
     assert!(!html.contains("<a>") && html.contains("&lt;a&gt; &amp; b"), "a name is escaped");
     // Self-contained: nothing to load, nothing to run.
     for part in ["<script", "http://", "https://", "src=", "url(", "@import", "<link"] {

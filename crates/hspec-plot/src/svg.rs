@@ -85,6 +85,11 @@ impl Svg {
         ));
     }
 
+    /// Another drawing with its corner at `at`.
+    pub fn place(&mut self, at: (f64, f64), drawing: Self) {
+        self.put(&format!("<g transform=\"translate({:.1} {:.1})\">\n{}</g>", at.0, at.1, drawing.body));
+    }
+
     /// The drawing for a page that has its style, told as `label` to who cannot see it.
     pub fn finish(self, label: &str) -> String {
         format!(

@@ -32,7 +32,7 @@ const WARM_UP: usize = 16;
 /// Every prompt is decoded plainly and with each drafter in turn. What is measured goes into a journal in the
 /// folder of --out at once: a run that was stopped, at any moment, goes on where it was when the same command
 /// is given again, and drafters, tasks and settings may be added later. The folder then holds results.json,
-/// results.md and report.html, a page that needs nothing but a browser.
+/// results.md, report.html, a page that needs nothing but a browser, and headline.svg, its first figures.
 ///
 /// Sets: own (chat, code, reasoning, translation, summary and retrieval, written for this project), synthetic
 /// (citation and questions in texts made as long as --context says), hspec, deepspec and helmet (the public

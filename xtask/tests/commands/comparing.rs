@@ -55,7 +55,7 @@ fn a_comparison_repeats_and_its_pages_can_be_made_again() {
     assert_eq!(acceptance(&compare(&scene, "two", &more)), acceptance(&results));
     assert_eq!(
         scene.list("one"),
-        ["manifest.json", "records.jsonl", "report.html", "results.json", "results.md"]
+        ["headline.svg", "manifest.json", "records.jsonl", "report.html", "results.json", "results.md"]
     );
     let read = |name: &str| std::fs::read_to_string(scene.path(name)).unwrap();
     let (json, markdown, html) = (read("one/results.json"), read("one/results.md"), read("one/report.html"));

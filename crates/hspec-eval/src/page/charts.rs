@@ -5,7 +5,9 @@ use crate::comparison::{DrafterResult, Estimate, Figures, Results, Setting, tabl
 use hspec_plot::{Hold, SERIES, Scale, Svg};
 
 /// Width of a plot in its own units, about as many as a phone has pixels.
-const WIDTH: f64 = 380.0;
+pub(super) const WIDTH: f64 = 380.0;
+
+const ACROSS: &str = "tokens of context";
 
 /// The plots of one setting.
 pub(super) fn of_setting(setting: &Setting) -> Vec<Figure> {
@@ -39,12 +41,14 @@ pub(super) fn across_contexts(results: &Results) -> Vec<Figure> {
             figures.push(Figure {
                 title: format!("Speed against plain decoding, by context ({how})"),
                 note: "Above the line at 1, the drafter saves time. Contexts in tokens.".into(),
-                svg: lines(&ticks, "tokens of context", 0.0, &speed, Some(1.0), "speed-up"),
+                svg: lines(&ticks, ACROSS, 0.0, &speed, Some(1.0), "speed-up")
+                    .finish("speed-up against tokens of context, one line per drafter"),
             });
             figures.push(Figure {
                 title: format!("Tokens per target pass, by context ({how})"),
                 note: "tau on the prompts made to this length.".into(),
-                svg: lines(&ticks, "tokens of context", 1.0, &tau, None, "tau"),
+                svg: lines(&ticks, ACROSS, 1.0, &tau, None, "tau")
+                    .finish("tau against tokens of context, one line per drafter"),
             });
             figures.push(kept(&settings, &how));
         }
@@ -101,6 +105,17 @@ fn by_task(setting: &Setting) -> Figure {
 }
 
 fn by_position(setting: &Setting) -> Figure {
+    Figure {
+        title: "Conditional acceptance, by position".into(),
+        note: "Of the rounds that got as far as this slot, the share that kept its token. Few get far: late \
+               slots have wide intervals, and open marks have none, too few prompts having got there."
+            .into(),
+        svg: conditional(setting).finish("share accepted against slot of the block, one line per drafter"),
+    }
+}
+
+/// The share accepted at each slot.
+pub(super) fn conditional(setting: &Setting) -> Svg {
     let ticks: Vec<_> = (1..=setting.k).map(|slot| (slot as f64, slot.to_string())).collect();
     let series = |drafter: &DrafterResult| {
         let shares = drafter.all.conditional.iter().enumerate();
@@ -108,13 +123,7 @@ fn by_position(setting: &Setting) -> Figure {
         (drafter.drafter.clone(), points)
     };
     let series: Vec<(String, Vec<Point>)> = setting.drafters.iter().map(series).collect();
-    Figure {
-        title: "Conditional acceptance, by position".into(),
-        note: "Of the rounds that got as far as this slot, the share that kept its token. Few get far: late \
-               slots have wide intervals, and open marks have none, too few prompts having got there."
-            .into(),
-        svg: lines(&ticks, "slot of the block", 0.0, &series, None, "share accepted"),
-    }
+    lines(&ticks, "slot of the block", 0.0, &series, None, "share accepted")
 }
 
 /// Lines with marks and intervals; `mark` is a horizontal line of reference.
@@ -125,7 +134,7 @@ fn lines(
     series: &[(String, Vec<Point>)],
     mark: Option<f64>,
     what: &str,
-) -> String {
+) -> Svg {
     let (left, right, top, bottom) = (44.0, WIDTH - 16.0, 20.0, 226.0);
     let points = || series.iter().flat_map(|(_, points)| points);
     let high = points().map(|(_, e)| e.ci.map_or(e.value, |[_, high]| high)).fold(from + 0.5, f64::max);
@@ -165,7 +174,7 @@ fn lines(
             svg.mark(i, (px, py), point.1.ci.is_none(), &title);
         }
     }
-    svg.finish(&format!("{what} against {across}, one line per drafter"))
+    svg
 }
 
 /// Horizontal bars of parts that add up.
@@ -291,7 +300,8 @@ fn kept(settings: &[&Setting], how: &str) -> Figure {
     Figure {
         title: format!("What the drafter keeps of a request, by context ({how})"),
         note: "A flat line is memory that does not grow with the context.".into(),
-        svg: lines(&ticks, "tokens of context", 0.0, &series, None, "MiB"),
+        svg: lines(&ticks, ACROSS, 0.0, &series, None, "MiB")
+            .finish("MiB against tokens of context, one line per drafter"),
     }
 }
 

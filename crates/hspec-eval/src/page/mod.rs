@@ -4,6 +4,7 @@
 //! setting.
 
 mod charts;
+mod headline;
 mod words;
 
 pub(crate) use words::words;
@@ -17,6 +18,9 @@ use serde::Serialize;
 
 const TEMPLATE: &str = include_str!("page.html.jinja");
 const NAME: &str = "page.html";
+/// Colours and what drawings are made of, for the page and for drawings by themselves.
+const STYLE: &str = include_str!("style.css.jinja");
+const STYLE_NAME: &str = "style.css";
 
 /// A plot and what it shows.
 #[derive(Serialize)]
@@ -62,11 +66,25 @@ impl Results {
             sections: self.settings.iter().map(section).collect(),
             provenance: self.provenance(),
         };
-        let render = || -> Result<String, minijinja::Error> {
-            let mut environment = Environment::new();
-            environment.add_template(NAME, TEMPLATE)?;
-            environment.get_template(NAME)?.render(Serde(&page))
-        };
-        render().map_err(|e| Error::Undefined { what: format!("page: {e:#}"), why: "its template fails" })
+        render(NAME, &page)
     }
+
+    /// How many tokens a pass yields and how far into a block each drafter is right, as one drawing that needs no
+    /// page: what a README shows first. It speaks of the first setting.
+    ///
+    /// # Errors
+    /// [`Error::Undefined`] if the style does not render, which a test rules out.
+    pub fn to_svg(&self) -> Result<String> {
+        Ok(headline::draw(&self.settings[0], &render(STYLE_NAME, ())?))
+    }
+}
+
+fn render(name: &str, context: impl Serialize) -> Result<String> {
+    let render = || -> Result<String, minijinja::Error> {
+        let mut environment = Environment::new();
+        environment.add_template(STYLE_NAME, STYLE)?;
+        environment.add_template(NAME, TEMPLATE)?;
+        environment.get_template(name)?.render(Serde(context))
+    };
+    render().map_err(|e| Error::Undefined { what: format!("{name}: {e:#}"), why: "its template fails" })
 }
