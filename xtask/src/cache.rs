@@ -14,6 +14,7 @@ use hspec_train::{
     kinds,
     recipe::Recipe,
     responses::{Response, read_documents},
+    run_dir::target_hash,
 };
 use indicatif::HumanBytes;
 use serde::Serialize;
@@ -84,7 +85,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 
 fn cache<B: Backend>(args: &Args, model: &Model<B>) -> anyhow::Result<()> {
     let template = model.chat.as_ref().map(|template| template.hash());
-    let documents: Vec<Response> = read_documents(&args.responses, template, 0, 0)?;
+    let documents: Vec<Response> =
+        read_documents(&args.responses, &target_hash(&model.target), template, 0, 0)?;
     let mut reads = match &args.recipe {
         Some(file) => kinds::reads(&Recipe::read(file)?, model.target.config(), file)?,
         None => Reads { hidden: args.layers.clone(), kv: args.kv_layers.clone() },

@@ -18,7 +18,7 @@ use hspec_train::{
     Trainer, feature_cache,
     recipe::Recipe,
     responses::{PromptTokens, documents, read_documents},
-    run_dir::{Identity, RunDir},
+    run_dir::{Identity, RunDir, target_hash},
     trainer::{Event, Finish, StepMetrics},
     warm,
 };
@@ -190,7 +190,8 @@ impl Run<'_> {
         let (dir, documents) = match (&data.responses, prompts, &data.cache) {
             (Some(file), ..) => {
                 let template = model.chat.as_ref().map(|template| template.hash());
-                let documents = read_documents(file, template, seed, data.max_prompts)?;
+                let hash = target_hash(&model.target);
+                let documents = read_documents(file, &hash, template, seed, data.max_prompts)?;
                 (self.open(model, recipe, &tokens(&documents))?, documents)
             }
             (None, Some(prompts), _) => {

@@ -1,6 +1,6 @@
 //! Answering prompts: what is open, who works on it, what is written.
 
-use super::{Finish, Origin, Response, rows::Rows, scan};
+use super::{Finish, Origin, Response, file::scan, rows::Rows};
 use burn::tensor::backend::Backend;
 use hspec_core::{Error, Result, TokenId, decode::SamplingParams, target::Target};
 use serde::Serialize;
