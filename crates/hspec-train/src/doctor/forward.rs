@@ -58,7 +58,10 @@ impl<A: AutodiffBackend, L: Learner<A>> Learning<'_, A, L> {
     /// The forward pass over text `number`; nothing where it has nothing to draft.
     pub(super) fn forward(&self, packed: &Packed<A::InnerBackend>, number: usize) -> Option<Forward<A>> {
         let draw = Draw { seed: 0, row: number as u64, anchors: ANCHORS, progress: 0.0 };
-        self.learner.forward(&packed.clone().constant::<A>(), &draw, &self.judge)
+        let mut forward = self.learner.forward(&packed.clone().constant::<A>(), &draw, &self.judge)?;
+        // They are looked at several times, and each time would multiply again.
+        forward.logits = forward.logits.whole().into();
+        Some(forward)
     }
 }
 
