@@ -41,6 +41,15 @@ fn storage(text: &str) -> Result<WeightStorage, String> {
     }
 }
 
+/// What [`storage`] parses.
+pub(crate) fn storage_word(storage: WeightStorage) -> &'static str {
+    match storage {
+        WeightStorage::Lossless => "auto",
+        WeightStorage::F32 => "f32",
+        WeightStorage::Bf16 => "bf16",
+    }
+}
+
 /// A backend, whether or not it is built in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Name {
@@ -225,7 +234,9 @@ mod tests {
 
     #[test]
     fn storages_that_are_not_known_are_refused() {
-        assert_eq!(storage("bf16"), Ok(WeightStorage::Bf16));
+        for word in ["auto", "f32", "bf16"] {
+            assert_eq!(storage(word).map(storage_word), Ok(word));
+        }
         assert_eq!(storage("q8").unwrap_err(), "known are auto, f32, bf16");
     }
 

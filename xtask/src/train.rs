@@ -15,9 +15,9 @@ use hspec_core::{
     provenance::commit,
 };
 use hspec_train::{
-    Trainer, feature_cache,
+    Trainer, feature_cache, kinds,
     recipe::Recipe,
-    responses::{PromptTokens, documents, read_documents},
+    responses::{PromptTokens, check_ids, documents, read_documents},
     run_dir::{Identity, RunDir, target_hash},
     trainer::{Event, Finish, StepMetrics},
     warm,
@@ -74,7 +74,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DIR")]
     init: Option<PathBuf>,
     /// Seed of every random choice: weights, order, anchors, held-out samples [default: the recipe's].
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(..=i64::MAX as u64))]
     seed: Option<u64>,
     /// Stop training after this time, behind a whole step and with a checkpoint.
     #[arg(long, value_name = "N", value_parser = minutes)]
@@ -192,6 +192,7 @@ impl Run<'_> {
                 let template = model.chat.as_ref().map(|template| template.hash());
                 let hash = target_hash(&model.target);
                 let documents = read_documents(file, &hash, template, seed, data.max_prompts)?;
+                check_ids(&documents, model.target.config().vocab_size)?;
                 (self.open(model, recipe, &tokens(&documents))?, documents)
             }
             (None, Some(prompts), _) => {
@@ -203,6 +204,7 @@ impl Run<'_> {
             }
             (None, None, Some(cache)) => {
                 let documents = feature_cache::read_documents(cache, seed, data.max_prompts)?;
+                check_ids(&documents, model.target.config().vocab_size)?;
                 (self.open(model, recipe, &tokens(&documents))?, documents)
             }
             (None, None, None) => anyhow::bail!("neither prompts nor responses"),
@@ -234,6 +236,10 @@ impl Run<'_> {
         prompts: &[PromptTokens],
     ) -> anyhow::Result<RunDir> {
         warm::check(recipe, &model.target, prompts.len(), self.recipe_file)?;
+        if let Some(cache) = &recipe.data.cache {
+            let reads = kinds::reads(recipe, model.target.config(), self.recipe_file)?;
+            feature_cache::open::<B>(cache)?.check(&reads, &model.target)?;
+        }
         let identity = Identity::new(&model.target, prompts);
         Ok(RunDir::open(self.out, recipe, &identity, self.resume)?)
     }

@@ -194,6 +194,19 @@ fn trainings_of_a_drafter_are_pooled_and_resampled() {
     assert!(b.trainings.is_empty());
     assert!(results.to_markdown().contains("| a | a#1 | 1.00 [1.00, 1.00] |"));
     assert!(results.to_html().unwrap().contains("Each training"));
+    // Trainings alike and prompts not: the same prompts are drawn for both, so that nothing differs.
+    let mut records = Vec::new();
+    for prompt in 0..3 {
+        let rounds: &[(usize, usize)] = [&[(3, 3)], &[(3, 1)], &[(3, 0)]][prompt];
+        for name in ["a#0", "a#1", "b"] {
+            records.push(record(name, "t", prompt, 0, rounds));
+        }
+    }
+    let plan = manifest(&["a#0", "a#1", "b"], vec![task("t", None, 3)], &[0]);
+    let results = Results::new(plan, &records).unwrap();
+    let [a, b] = &results.settings[0].drafters[..] else { panic!("two rows") };
+    assert_eq!((a.all.tau.unwrap().ci, a.all.rounds), (b.all.tau.unwrap().ci, 2 * b.all.rounds));
+    close(a.all.tau_gains[0].difference, 0.0, Some([0.0, 0.0]));
 }
 
 #[test]

@@ -35,7 +35,7 @@ pub struct Record {
     pub recipe: String,
     /// Hash of the responses: their tokens, their order, and which of them were supervised.
     pub responses: String,
-    /// The drafter that the run began with; none where it began from new weights.
+    /// The drafter that the run began with; none where it began from new weights, or an older version began it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub init: Option<Init>,
     /// Hidden ids of the target that it learned to read.

@@ -198,10 +198,11 @@ impl TargetCache {
     /// # Panics
     /// If there is no sample `i`.
     pub fn sample(&self, i: usize) -> Result<CachedSample> {
-        let Tokens { ids, attention_mask, loss_mask } = self.tokens(i)?;
+        let mut file = self.shard(i)?;
+        let Tokens { ids, attention_mask, loss_mask } = self.tokens(i, &mut file)?;
         let bf16 = |b: &[u8; 2]| f32::from_bits(u32::from(u16::from_le_bytes(*b)) << 16);
         let floats = |bytes: Vec<u8>| bytes.as_chunks::<2>().0.iter().map(bf16).collect::<Vec<_>>();
-        let (features, last) = (floats(self.array(i, 3)?), floats(self.array(i, 4)?));
+        let (features, last) = (floats(self.array(i, &mut file, 3)?), floats(self.array(i, &mut file, 4)?));
         if let Some(x) = features.iter().chain(&last).find(|x| !x.is_finite()) {
             return Err(self.invalid(i, x.to_string(), "finite hidden states"));
         }
@@ -209,8 +210,8 @@ impl TargetCache {
     }
 
     /// What stands before a sample's hidden states, which are nearly all of it and not read.
-    fn tokens(&self, i: usize) -> Result<Tokens> {
-        let ids = self.array(i, 0)?;
+    fn tokens(&self, i: usize, file: &mut File) -> Result<Tokens> {
+        let ids = self.array(i, file, 0)?;
         let ids: Vec<i32> = ids.as_chunks::<4>().0.iter().map(|b| i32::from_le_bytes(*b)).collect();
         if let Some(id) = ids.iter().find(|id| **id < 0) {
             return Err(self.invalid(i, format!("token {id}"), "token ids from 0"));
@@ -218,16 +219,21 @@ impl TargetCache {
         let mask = |bytes: Vec<u8>| bytes.into_iter().map(|b| b != 0).collect();
         Ok(Tokens {
             ids: ids.into_iter().map(|id| TokenId(id as u32)).collect(),
-            attention_mask: mask(self.array(i, 1)?),
-            loss_mask: mask(self.array(i, 2)?),
+            attention_mask: mask(self.array(i, file, 1)?),
+            loss_mask: mask(self.array(i, file, 2)?),
         })
     }
 
+    /// The file that a sample lies in.
+    fn shard(&self, i: usize) -> Result<File> {
+        let path = &self.shards[self.records[i].shard];
+        File::open(path).map_err(Error::io(path))
+    }
+
     /// One of a sample's five arrays.
-    fn array(&self, i: usize, which: usize) -> Result<Vec<u8>> {
+    fn array(&self, i: usize, file: &mut File, which: usize) -> Result<Vec<u8>> {
         let record = self.records[i];
         let path = &self.shards[record.shard];
-        let mut file = File::open(path).map_err(Error::io(path))?;
         let length = self.lengths(record.tokens)[which].expect("checked when the index was read");
         let mut bytes = vec![0; length as usize];
         file.seek(SeekFrom::Start(record.offsets[which])).map_err(Error::io(path))?;
@@ -245,7 +251,7 @@ impl TargetCache {
     /// # Errors
     /// A shard that cannot be read, a negative id.
     pub fn document(&self, i: usize) -> Result<Option<Response>> {
-        let tokens = self.tokens(i)?;
+        let tokens = self.tokens(i, &mut self.shard(i)?)?;
         let places = || (0..tokens.ids.len()).filter(|&place| tokens.attention_mask[place]);
         let ids: Vec<TokenId> = places().map(|place| tokens.ids[place]).collect();
         let mask: Vec<bool> = places().map(|place| tokens.loss_mask[place]).collect();
@@ -325,7 +331,9 @@ impl<B: Backend> Cached<B> for ByTokens {
         let norm: Vec<f32> = target.norm().weight.val().into_data().iter::<f32>().collect();
         let real = |width: usize, values: &[f32]| -> Vec<f32> {
             let rows = values.chunks_exact(width).zip(&sample.attention_mask);
-            rows.filter(|(_, real)| **real).flat_map(|(row, _)| row).copied().collect()
+            // A document ends with its last supervised token; what came behind has no say in what was before.
+            let rows = rows.filter(|(_, real)| **real).take(document.tokens());
+            rows.flat_map(|(row, _)| row).copied().collect()
         };
         let mut last = real(h, &sample.last);
         for row in last.chunks_exact_mut(h) {

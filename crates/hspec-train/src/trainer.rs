@@ -13,7 +13,7 @@ use crate::{
     pack::{Draw, Judge},
     recipe::{Recipe, Shape},
     record::{Init, Record},
-    responses::Response,
+    responses::{Response, check_ids},
     run_dir::{Progress, RunDir, target_hash},
     step::{self, Row, Sum},
     vocab, warm,
@@ -97,14 +97,19 @@ impl<B: AutodiffBackend> Trainer<'_, B> {
         let start = Instant::now();
         let recipe = &self.recipe.train;
         let device = self.target.device();
-        self.check_ids(responses)?;
+        check_ids(responses, self.target.config().vocab_size)?;
         let (held_out, training) = self.split(responses)?;
         let resumed = dir.newest(|path| {
             let drafter = L::load(path, self.target)?;
             let learner = L::learner(&drafter, device, self.recipe_file)?;
             let optimizers =
                 Optimizers::new(learner.module(), recipe).load(RunDir::optimizers(path)?, device)?;
-            let init = Record::read(path)?.and_then(|record| record.init);
+            // A record is told, not needed: a damaged one leaves the checkpoint whole.
+            let init = Record::read(path).unwrap_or_else(|error| {
+                tracing::warn!("what the run began with is no longer known: {error}");
+                None
+            });
+            let init = init.and_then(|record| record.init);
             Ok((drafter, learner, optimizers, init))
         })?;
         let ((drafter, learner, optimizers, init), progress) = match resumed {
@@ -302,21 +307,6 @@ impl<B: AutodiffBackend> Trainer<'_, B> {
             return Err(Error::Mismatch("several devices need the feature collective".into()));
         }
         step::sum(learner, rows, judge, config)
-    }
-
-    /// Refuses tokens that the target has no embedding of; with cached features nothing else looks at them before
-    /// the drafter does.
-    fn check_ids(&self, responses: &[Response]) -> Result<()> {
-        let all = self.target.config().vocab_size;
-        for response in responses {
-            if let Some(id) = response.ids().find(|id| id.index() >= all) {
-                let (name, id) = (&response.id, id.0);
-                return Err(Error::Mismatch(format!(
-                    "document {name:?}: found token {id}, expected ids below {all}, the target's vocabulary"
-                )));
-            }
-        }
-        Ok(())
     }
 
     fn split<'r>(&self, responses: &'r [Response]) -> Result<(&'r [Response], &'r [Response])> {

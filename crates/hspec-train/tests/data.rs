@@ -224,21 +224,21 @@ fn a_cache_of_deepspecs_is_a_source_of_features() {
         let stored = Features::compute(document, &all, &target).unwrap().store();
         let last = burn::tensor::Tensor::<B, 2>::from_data(stored.last, &Default::default());
         let last = target.norm().forward(last).into_data();
-        // Padding at the left.
-        let (pad, s) = (2, document.tokens() + 2);
-        let zeros = |n: usize, values: Vec<u8>| [vec![0; n], values].concat();
+        // Padding at the left, and behind the last supervised token one that is not.
+        let (pad, s) = (2, document.tokens() + 3);
+        let among = |width: usize, values: Vec<u8>| [vec![0; pad * width], values, vec![0; width]].concat();
         let ids: Vec<u8> = document.ids().flat_map(|id| (id.0 as i32).to_le_bytes()).collect();
         let mask = document.loss_mask().iter().map(|m| u8::from(*m)).collect();
-        let row = |x: &TensorData| 2 * x.shape[1] * pad;
+        let row = |x: &TensorData| 2 * x.shape[1];
         index.extend((i as u64).to_le_bytes());
         index.extend(0u32.to_le_bytes());
         index.extend((s as u32).to_le_bytes());
         for array in [
-            zeros(4 * pad, ids),
-            zeros(pad, vec![1; s - pad]),
-            zeros(pad, mask),
-            zeros(row(&stored.fused), floats(&stored.fused)),
-            zeros(row(&last), floats(&last)),
+            among(4, ids),
+            [vec![0; pad], vec![1; s - pad]].concat(),
+            among(1, mask),
+            among(row(&stored.fused), floats(&stored.fused)),
+            among(row(&last), floats(&last)),
         ] {
             index.extend((shard.len() as u64).to_le_bytes());
             shard.extend(array);

@@ -50,7 +50,7 @@ const SWEEP_MINUTES: [f64; 2] = [1.0, 3.0];
 #[derive(clap::Args)]
 #[command(after_help = "\
 Work: decode@256 decode@1024 verify8@256 verify8@1024 prefill512 draft_step train_step ssd_scan, and the
-first five with weights rounded to bf16: decode@256:bf16 ...
+first five with weights rounded to bf16: decode@256:bf16 ... (without --work, beside a peer only)
 
 Examples:
   cargo xtask bench
@@ -211,6 +211,7 @@ fn measure<B: Backend>(args: &Args, device: &B::Device) -> anyhow::Result<Docume
         date: utc_date(SystemTime::now()),
         machine: Machine::this(threads()),
         backend: args.backend.backend.to_string(),
+        weights: crate::backend::storage_word(args.backend.weights),
         target: name,
         repeats,
         cost_ratios: cost_ratios(&rows),
@@ -219,9 +220,13 @@ fn measure<B: Backend>(args: &Args, device: &B::Device) -> anyhow::Result<Docume
     })
 }
 
-/// What is to be measured.
+/// What is to be measured. Rounded weights are another target in memory, so that they are measured where they are
+/// asked for or a peer's bf16 stands beside them.
 fn works(args: &Args) -> anyhow::Result<Vec<Work>> {
     let rounded = args.backend.backend == Name::Flex && args.shape.is_none();
+    if args.shape.is_some() && args.backend.weights != WeightStorage::Lossless {
+        anyhow::bail!("--weights: says how a model's weights are stored; those of --shape are random");
+    }
     match args.work.iter().find(|work| work.is_rounded()) {
         Some(work) if !rounded => anyhow::bail!(
             "--work {work}: weights are rounded where a model is loaded on the backend flex; found --backend {}{}",
@@ -229,7 +234,10 @@ fn works(args: &Args) -> anyhow::Result<Vec<Work>> {
             if args.shape.is_some() { " with --shape" } else { "" }
         ),
         _ if !args.work.is_empty() => Ok(args.work.clone()),
-        _ => Ok(Work::ALL.into_iter().filter(|work| rounded || !work.is_rounded()).collect()),
+        _ => {
+            let rounded = rounded && args.peer.is_some();
+            Ok(Work::ALL.into_iter().filter(|work| rounded || !work.is_rounded()).collect())
+        }
     }
 }
 

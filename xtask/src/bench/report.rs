@@ -29,6 +29,8 @@ pub(crate) struct Document {
     pub(crate) date: String,
     pub(crate) machine: Machine,
     pub(crate) backend: String,
+    /// How the target's weights are stored, but for works that say otherwise: the word of `--weights`.
+    pub(crate) weights: &'static str,
     pub(crate) target: String,
     pub(crate) repeats: usize,
     pub(crate) rows: Vec<Row>,
@@ -156,6 +158,7 @@ mod tests {
             date: "2026-11-30".into(),
             machine: Machine { cpu: "some".into(), threads: 2 },
             backend: "flex".into(),
+            weights: "auto",
             target: "smollm2".into(),
             repeats: 1,
             cost_ratios: cost_ratios(&rows),

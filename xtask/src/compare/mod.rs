@@ -29,8 +29,8 @@ const WARM_UP: usize = 16;
 
 /// Compare drafters, with an interval for every figure and difference.
 ///
-/// Every prompt is decoded plainly and with each drafter in turn. What is measured goes into a journal in the
-/// folder of --out at once: a run that was stopped, at any moment, goes on where it was when the same command
+/// Every prompt is decoded plainly and with each drafter in turn, and then goes into a journal in the folder of
+/// --out: a run that was stopped, at any moment, goes on where it was when the same command
 /// is given again, and drafters, tasks and settings may be added later. The folder then holds results.json,
 /// results.md, report.html, a page that needs nothing but a browser, and headline.svg, its first figures.
 ///
@@ -156,6 +156,8 @@ fn measure<B: Backend>(
     let total = cells * asked.iter().map(|task| task.prompts.len()).sum::<usize>();
     let progress = Progress::count("answers", total as u64);
     let (mut done, mut warm) = (0, false);
+    // Counts every question, also those that are done, so that whose turn it is does not depend on interruptions.
+    let mut turn = 0;
     for task in asked {
         for &temperature in &manifest.temperatures {
             for (number, prompt) in task.prompts.iter().enumerate() {
@@ -163,6 +165,7 @@ fn measure<B: Backend>(
                 for &seed in &manifest.seeds {
                     let question = Question { id: &prompt.id, tokens: &prompt.tokens, number, seed };
                     let named = || format!("task {}, prompt {}", task.task, prompt.id);
+                    turn += 1;
                     let mut contestants = contestants(manifest, drafters, task, temperature);
                     let all = contestants.len();
                     contestants.retain(|(_, cell)| !store.has(&cell.key(&prompt.id, seed)));
@@ -175,7 +178,6 @@ fn measure<B: Backend>(
                         warm_up(measurer, &question, drafters).with_context(named)?;
                         warm = true;
                     }
-                    let turn = number + seed as usize;
                     let records: Vec<Record> =
                         measurer.measure(&question, &contestants, turn).map_err(|source| Error::Prompt {
                             task: task.task.clone(),

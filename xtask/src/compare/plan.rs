@@ -133,7 +133,12 @@ impl Plan {
                 facts: DrafterFacts::new(&chosen.dir, &**drafter),
             });
         }
-        one_shape_per_row(&entries)?;
+        let configs = drafters.iter().map(|(chosen, _)| {
+            let file = chosen.dir.join("config.json");
+            std::fs::read(&file).with_context(|| file.display().to_string())
+        });
+        let configs: Vec<Vec<u8>> = configs.collect::<anyhow::Result<_>>()?;
+        trainings_of_one(&entries.iter().zip(configs).collect::<Vec<_>>())?;
         let prompt = |prompt: &TaskPrompt| PromptEntry {
             id: prompt.id.clone(),
             tokens: prompt.tokens.len(),
@@ -194,7 +199,14 @@ pub(super) fn drafters(texts: &[String]) -> anyhow::Result<Vec<Chosen>> {
                 (last(&dir, parts), dir)
             }
         };
-        if name.trim().is_empty() || list.iter().any(|other| other.name == name) {
+        if !text.contains('=') && name.contains('#') {
+            bail!(
+                "--drafters {text}: what stands before a # names trainings of one drafter; name it, as in NAME=DIR"
+            );
+        }
+        if name.split('#').next().is_some_and(|name| name.trim().is_empty())
+            || list.iter().any(|other| other.name == name)
+        {
             bail!("--drafters {text}: each needs a name of its own, as in NAME=DIR; found {name:?}");
         }
         list.push(Chosen { name, dir });
@@ -202,20 +214,23 @@ pub(super) fn drafters(texts: &[String]) -> anyhow::Result<Vec<Chosen>> {
     Ok(list)
 }
 
-/// Refuses to pool drafters that are not trainings of one.
-fn one_shape_per_row(drafters: &[DrafterEntry]) -> anyhow::Result<()> {
-    let shape =
-        |d: &DrafterEntry| (d.facts.kind.clone(), d.facts.params_trainable, d.facts.kv_bytes_per_token);
-    for drafter in drafters {
-        let name = |d: &DrafterEntry| d.name.split('#').next().map(str::to_owned);
-        let other = drafters.iter().find(|other| name(other) == name(drafter)).unwrap_or(drafter);
-        if shape(other) != shape(drafter) {
-            let ((a, n, _), (b, m, _)) = (shape(other), shape(drafter));
-            bail!(
-                "--drafters {}: trainings of one drafter have one shape; found {b} with {m} trained parameters, \
-                 expected {a} with {n} as {}",
-                drafter.name,
-                other.name
+/// Refuses to pool drafters that are not trainings of one. Trainings differ in their tensors alone.
+fn trainings_of_one(drafters: &[(&DrafterEntry, Vec<u8>)]) -> anyhow::Result<()> {
+    for (i, (drafter, config)) in drafters.iter().enumerate() {
+        let Some((first, expected)) = drafters[..i].iter().find(|(d, _)| d.family() == drafter.family())
+        else {
+            continue;
+        };
+        let refuse = |why: &str| bail!("--drafters {}: {why} {}", drafter.name, first.name);
+        if drafters[..i]
+            .iter()
+            .any(|(d, _)| d.family() == drafter.family() && d.fingerprint == drafter.fingerprint)
+        {
+            return refuse("its files are those of another training, as");
+        }
+        if config != expected {
+            return refuse(
+                "names alike before a # are trainings of one drafter; its config.json differs from that of",
             );
         }
     }
@@ -293,26 +308,42 @@ mod tests {
         assert_eq!(names(&["a/x", "b/x"]).unwrap(), ["a/x", "b/x"]);
         let message = names(&["a/x", "x=b"]).unwrap_err().to_string();
         assert!(message.contains("--drafters x=b: each needs a name of its own"), "{message}");
-        assert!(names(&["=b"]).is_err());
+        assert_eq!(names(&["x#0=a", "x#1=b"]).unwrap(), ["x#0", "x#1"]);
+        for wrong in [&["=b"][..], &["#0=b"], &["runs/lr#1e-3"], &["x#0=a", "x#0=b"]] {
+            assert!(names(wrong).is_err(), "{wrong:?}");
+        }
     }
 
     #[test]
-    fn rows_pool_trainings_of_one_shape_only() {
-        let entry = |name: &str, params_trainable| DrafterEntry {
+    fn rows_pool_trainings_of_one_drafter_only() {
+        let entry = |name: &str, fingerprint: &str| DrafterEntry {
             name: name.into(),
-            fingerprint: String::new(),
+            fingerprint: fingerprint.into(),
             facts: DrafterFacts {
                 path: String::new(),
                 kind: "hspec".into(),
-                params_trainable,
+                params_trainable: 7,
                 params_frozen: 0,
                 kv_bytes_per_token: 0,
                 state_bytes: 0,
             },
         };
-        one_shape_per_row(&[entry("a#0", 7), entry("b", 8), entry("a#1", 7)]).unwrap();
-        let message = one_shape_per_row(&[entry("a#0", 7), entry("a#1", 8)]).unwrap_err().to_string();
-        assert!(message.contains("--drafters a#1: ") && message.contains("8 trained"), "{message}");
+        let pooled = |list: &[(&str, &str, &str)]| {
+            let entries: Vec<_> = list
+                .iter()
+                .map(|(name, print, config)| (entry(name, print), config.as_bytes().to_vec()))
+                .collect();
+            let list: Vec<_> = entries.iter().map(|(entry, config)| (entry, config.clone())).collect();
+            trainings_of_one(&list).map_err(|e| e.to_string())
+        };
+        pooled(&[("a#0", "x", "{}"), ("b", "y", "[]"), ("a#1", "z", "{}")]).unwrap();
+        let message = pooled(&[("a#0", "x", "{}"), ("a#1", "y", "[]")]).unwrap_err();
+        assert!(
+            message.contains("--drafters a#1: ") && message.ends_with("differs from that of a#0"),
+            "{message}"
+        );
+        let message = pooled(&[("a#0", "x", "{}"), ("a#1", "y", "{}"), ("a#2", "y", "{}")]).unwrap_err();
+        assert!(message.contains("--drafters a#2: its files are those of another"), "{message}");
     }
 
     #[test]

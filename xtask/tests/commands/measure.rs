@@ -39,7 +39,7 @@ fn python(scene: &Scene, script: &str) -> String {
 fn a_bench_measures_every_piece_of_work() {
     let scene = Scene::new();
     let args = ["bench", "--target", "target", "--repeats", "1", "--json", "--out", "out"];
-    let found = scene.run(&args).json();
+    let found = scene.run(&[&args[..], &["--work"], &WORK].concat()).json();
     let rows = found["rows"].as_array().unwrap();
     let names: Vec<&str> = rows.iter().map(|row| row["work"].as_str().unwrap()).collect();
     assert_eq!(names, WORK);
@@ -58,7 +58,11 @@ fn a_bench_measures_every_piece_of_work() {
     ] {
         assert!((found["cost_ratios"][pair].as_f64().unwrap() - ratio).abs() < 1e-9, "{pair}");
     }
-    assert_eq!(found["target"], "target");
+    assert_eq!((&found["target"], &found["weights"]), (&"target".into(), &"auto".into()));
+    // Without a word about works, and without a peer, the model is not loaded a second time.
+    let rest = scene.run(&["bench", "--target", "target", "--repeats", "1", "--json"]).json();
+    let names = rest["rows"].as_array().unwrap().iter().map(|row| row["work"].as_str().unwrap());
+    assert!(names.eq(WORK.into_iter().filter(|work| !work.contains(":bf16"))));
     assert_eq!(scene.list("out"), ["speed.json", "speed.md"]);
     let written: Value =
         serde_json::from_slice(&std::fs::read(scene.path("out/speed.json")).unwrap()).unwrap();
@@ -139,6 +143,7 @@ fn what_cannot_be_measured_is_refused() {
             "--work decode@256:bf16: weights are rounded where a model is loaded on the backend flex; \
              found --backend flex with --shape",
         ),
+        (&["bench", "--shape", "smollm2", "--weights", "bf16"], 1, "those of --shape are random"),
         (&["bench", "--repeats", "0"], 2, "0 is not in 1.."),
         (&["bench", "--minutes=-1"], 2, "expected a number of minutes"),
         (&["bench", "--target", "target", "--shape", "smollm2"], 2, "cannot be used with"),

@@ -4,7 +4,8 @@ use super::{CONTEXTS, Gain, Record, statistics::Statistics, sums::Sums};
 use hspec_sched::{BINS, LatencyModel, Reliability};
 use serde::{Deserialize, Serialize};
 
-/// A figure and how far it could move if other prompts of the same kind had been drawn.
+/// A figure and how far it could move if other prompts of the same kind had been drawn, and the drafter's trainings
+/// where it has several.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Estimate {
     /// Over all that was measured.
@@ -18,7 +19,7 @@ pub struct Estimate {
 pub struct Figures {
     /// Prompts, the unit that is resampled.
     pub prompts: usize,
-    /// Answers with the drafter: prompts times seeds.
+    /// Answers with the drafter: prompts times seeds times trainings.
     pub answers: usize,
     /// Target passes after the prompts'.
     pub rounds: u64,

@@ -58,10 +58,17 @@ pub struct DrafterEntry {
     pub facts: DrafterFacts,
 }
 
+impl DrafterEntry {
+    /// What its name has in common with those of other trainings of it: all before the first `#`, as in `hspec#1`.
+    pub fn family(&self) -> &str {
+        self.name.split('#').next().unwrap_or_default()
+    }
+}
+
 /// A row of a report: one drafter, or several trainings of one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Row {
-    /// What the names of its drafters have in common: all before the first `#`, as in `hspec#1`.
+    /// The drafter's name, or what those of its trainings have in common ([`DrafterEntry::family`]).
     pub name: String,
     /// Its drafters' places in [`Manifest::drafters`]; at least one.
     pub drafters: Vec<usize>,
@@ -143,15 +150,18 @@ impl Manifest {
         })
     }
 
-    /// The rows of a report, in the order of the drafters.
+    /// The rows of a report, in the order of the drafters. A drafter alone in its row keeps its whole name.
     pub fn rows(&self) -> Vec<Row> {
         let mut rows: Vec<Row> = Vec::new();
         for (i, drafter) in self.drafters.iter().enumerate() {
-            let name = drafter.name.split('#').next().unwrap_or_default();
+            let name = drafter.family();
             match rows.iter_mut().find(|row| row.name == name) {
                 Some(row) => row.drafters.push(i),
                 None => rows.push(Row { name: name.to_owned(), drafters: vec![i] }),
             }
+        }
+        for row in rows.iter_mut().filter(|row| row.drafters.len() == 1) {
+            row.name.clone_from(&self.drafters[row.drafters[0]].name);
         }
         rows
     }

@@ -41,8 +41,8 @@ pub struct Run {
 
 impl<B: Backend> Measurer<'_, B> {
     /// Answers the question plainly and once per contestant, one right after the other, and makes a record of
-    /// each contestant: their cells differ in drafter and k alone. `turn` says who begins, so that a machine
-    /// that gets slower or faster meanwhile is nobody's advantage.
+    /// each contestant: their cells differ in drafter and k alone. `turn` says who begins: counted
+    /// up from question to question, a machine that gets slower or faster meanwhile is nobody's advantage.
     ///
     /// # Errors
     /// A prompt that cannot be decoded.

@@ -99,7 +99,7 @@ fn by_task(setting: &Setting) -> Figure {
     }
     Figure {
         title: "Tokens per target pass, by task".into(),
-        note: "Further right is better; 1 is plain decoding. Lines are 95 % intervals over prompts.".into(),
+        note: "Further right is better; 1 is plain decoding. Lines are 95 % intervals.".into(),
         svg: svg.finish("tau of each drafter on each task, with intervals"),
     }
 }
@@ -305,7 +305,7 @@ fn kept(settings: &[&Setting], how: &str) -> Figure {
     }
 }
 
-fn short(name: &str, most: usize) -> String {
+pub(super) fn short(name: &str, most: usize) -> String {
     if name.chars().count() <= most {
         return name.to_owned();
     }

@@ -1,6 +1,6 @@
 //! The headline figures as a drawing by itself.
 
-use super::charts::{WIDTH, conditional};
+use super::charts::{WIDTH, conditional, short};
 use crate::comparison::{Setting, tables::interval};
 use hspec_plot::{Hold, SERIES, Scale, Svg};
 
@@ -13,7 +13,8 @@ const TOP: f64 = 34.0;
 pub(super) fn draw(setting: &Setting, style: &str) -> String {
     let mut svg = Svg::new(2.0 * WIDTH, HEIGHT);
     svg.bar("paper", (0.0, 0.0), (2.0 * WIDTH, HEIGHT), &setting.title());
-    svg.text("strong", Hold::Start, (14.0, 20.0), "Tokens per target pass (tau)");
+    let taus_title = format!("Tokens per target pass (tau): {}", setting.title());
+    svg.text("strong", Hold::Start, (14.0, 20.0), &taus_title);
     svg.text("strong", Hold::Start, (WIDTH + 14.0, 20.0), "Conditional acceptance, by position");
     svg.place((0.0, TOP), taus(setting));
     svg.place((WIDTH, TOP), conditional(setting));
@@ -31,11 +32,11 @@ fn taus(setting: &Setting) -> Svg {
         svg.line("grid", (scale.at(value), top), (scale.at(value), bottom));
         svg.text("tick", Hold::Middle, (scale.at(value), bottom + 15.0), &text);
     }
-    let what = format!("mean over tasks, k = {}; 1 is plain decoding", setting.k);
-    svg.text("axis", Hold::Middle, ((left + right) / 2.0, bottom + 31.0), &what);
+    let what = "mean over tasks; 1 is plain decoding";
+    svg.text("axis", Hold::Middle, ((left + right) / 2.0, bottom + 31.0), what);
     for (i, drafter) in drafters.iter().enumerate() {
         let y = top + pitch * (i as f64 + 0.5);
-        svg.text("label", Hold::End, (left - 24.0, y + 4.0), &drafter.drafter);
+        svg.text("label", Hold::End, (left - 24.0, y + 4.0), &short(&drafter.drafter, 15));
         svg.mark(i, (left - 13.0, y), false, &drafter.drafter);
         let Some(tau) = drafter.all.mean_tau else { continue };
         if let Some([low, high]) = tau.ci {

@@ -40,9 +40,9 @@ struct Section {
 
 /// What the template gets.
 #[derive(Serialize)]
-struct Page {
+struct Page<'a> {
     words: Vec<(&'static str, Vec<String>)>,
-    legend: Vec<String>,
+    legend: Vec<&'a str>,
     across: Vec<Figure>,
     sections: Vec<Section>,
     provenance: Vec<(&'static str, String)>,
@@ -61,7 +61,7 @@ impl Results {
         };
         let page = Page {
             words: words(self),
-            legend: self.manifest.rows().into_iter().map(|row| row.name).collect(),
+            legend: self.settings[0].drafters.iter().map(|row| row.drafter.as_str()).collect(),
             across: charts::across_contexts(self),
             sections: self.settings.iter().map(section).collect(),
             provenance: self.provenance(),

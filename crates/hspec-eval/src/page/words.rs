@@ -99,7 +99,9 @@ fn cost(results: &Results, setting: &Setting) -> Vec<String> {
     let mut list = vec![format!(
         "The target keeps {target:.1} KiB of cache per token of context; a drafter may keep more beside it."
     )];
-    for (drafter, row) in setting.drafters.iter().zip(results.manifest.rows()) {
+    for drafter in &setting.drafters {
+        let rows = results.manifest.rows();
+        let Some(row) = rows.iter().find(|row| row.name == drafter.drafter) else { continue };
         let entry = &results.manifest.drafters[row.drafters[0]];
         let bytes = drafter.all.memory.drafter_bytes_per_token;
         let keeps = if bytes == 0 {

@@ -11,8 +11,9 @@ use hspec_core::{Result, TokenId, checkpoint::Weights, drafter};
 /// Half of bf16's last place: copies may be rounded.
 const ROUNDED: f32 = 1.0 / 256.0;
 
-/// Relative error that quantising to four bits leaves at most.
-const QUANTISED: f64 = 0.1;
+/// Relative error below which numbers may be those of a quantised model. Four bits in blocks of 32 leave about 0.09
+/// of normally distributed numbers, 0.11 where a few are far larger than the rest.
+const QUANTISED: f64 = 0.15;
 
 /// A copy beside what it is one of.
 struct Copy {
@@ -71,7 +72,7 @@ pub(super) fn check<B: Backend>(drafter: &Drafter<'_>, opened: &Opened<B>, told:
                 let Copy { others, numbers, noise, compared } = &copy;
                 let mut found = format!("{others} of {numbers} numbers are others");
                 if copy.verdict() == Verdict::Warning {
-                    found += &format!(", all by little ({:.1} %), as of a quantised model", 100.0 * noise);
+                    found += &format!(" ({:.1} % root mean square), as of a quantised model", 100.0 * noise);
                 }
                 let found = (found, "the target's, rounded at most");
                 told.measured(name, copy.verdict(), found, compared.difference);
@@ -113,9 +114,19 @@ mod tests {
             Copy::new(&found, &numbers).verdict()
         };
         assert_eq!(verdict(&|_, x| x * 1.003), Verdict::Ok);
-        // Eight and four bits of a block whose largest number is 1.
-        assert_eq!(verdict(&|_, x| (x * 127.0).round() / 127.0), Verdict::Warning);
-        assert_eq!(verdict(&|_, x| (x * 7.0).round() / 7.0), Verdict::Warning);
+        // Eight and four bits in blocks of 32, one number of which is far larger than the rest.
+        let numbers: Vec<f32> =
+            numbers.iter().enumerate().map(|(i, &x)| if i % 32 == 5 { 3.0 * x } else { x }).collect();
+        for (bits, noise) in [(127.0, 0.001..0.02), (7.0, 0.05..0.13)] {
+            let block = |block: &[f32]| {
+                let step = block.iter().fold(0.0f32, |most, x| most.max(x.abs())) / bits;
+                block.iter().map(|x| (x / step).round() * step).collect::<Vec<_>>()
+            };
+            let found: Vec<f32> = numbers.chunks(32).flat_map(block).collect();
+            let copy = Copy::new(&found, &numbers);
+            assert!(noise.contains(&copy.noise), "{}", copy.noise);
+            assert_eq!(copy.verdict(), Verdict::Warning);
+        }
         assert_eq!(verdict(&|i, x| if i == 7 { x + 0.01 } else { x }), Verdict::Differs);
         assert_eq!(verdict(&|i, _| numbers[(i + 1) % 1000]), Verdict::Differs);
         assert_eq!(verdict(&|_, x| 1.2 * x), Verdict::Differs);

@@ -156,6 +156,23 @@ impl Response {
     }
 }
 
+/// Refuses tokens that a target with `vocab_size` ids has no embedding of: with features from a cache, nothing else
+/// looks at them before the drafter does.
+///
+/// # Errors
+/// [`Error::Mismatch`] that names the document.
+pub fn check_ids(documents: &[Response], vocab_size: usize) -> Result<()> {
+    for document in documents {
+        if let Some(id) = document.ids().find(|id| id.index() >= vocab_size) {
+            let (name, id) = (&document.id, id.0);
+            return Err(Error::Mismatch(format!(
+                "document {name:?}: found token {id}, expected ids below {vocab_size}, the target's vocabulary"
+            )));
+        }
+    }
+    Ok(())
+}
+
 /// Puts the turns of each conversation, which follow each other in `responses`, together: one document where
 /// every prompt continues what came before, token by token, and several where a chat template rewrites earlier
 /// turns (as those do that drop thoughts).

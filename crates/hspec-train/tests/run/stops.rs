@@ -91,8 +91,11 @@ fn a_run_starts_from_another_drafter() {
     let named = init(&dir.path().join("step-000002"));
     assert_eq!(named, init(&dir.path().join("step-000001")));
     assert_eq!(named["drafter"], from.to_str().unwrap());
-    assert_eq!(named["weights"].as_str().unwrap().len(), 16);
     assert!(init(&from).is_null());
+    // From other weights, those of `best` being rounded, another hash.
+    let (rounded, other) = (first.path().join("best"), tempfile::tempdir().unwrap());
+    run(&target, &still, &responses, other.path(), Some(&rounded), soon).0.unwrap();
+    assert_ne!(init(&other.path().join("step-000001"))["weights"], named["weights"]);
 
     for (from_text, to, part) in [
         ("kv_layers = [3]", "kv_layers = [2]", "config.json: kv_layers: found [3], expected [2]"),
