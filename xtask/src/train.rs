@@ -17,7 +17,7 @@ use hspec_core::{
 use hspec_train::{
     Trainer, feature_cache, kinds,
     recipe::Recipe,
-    responses::{PromptTokens, check_ids, documents, read_documents},
+    responses::{PromptTokens, Response, check_ids, documents, read_documents},
     run_dir::{Identity, RunDir, target_hash},
     trainer::{Event, Finish, StepMetrics},
     warm,
@@ -192,7 +192,7 @@ impl Run<'_> {
                 let template = model.chat.as_ref().map(|template| template.hash());
                 let hash = target_hash(&model.target);
                 let documents = read_documents(file, &hash, template, seed, data.max_prompts)?;
-                check_ids(&documents, model.target.config().vocab_size)?;
+                self.check(model, recipe, &documents)?;
                 (self.open(model, recipe, &tokens(&documents))?, documents)
             }
             (None, Some(prompts), _) => {
@@ -204,7 +204,7 @@ impl Run<'_> {
             }
             (None, None, Some(cache)) => {
                 let documents = feature_cache::read_documents(cache, seed, data.max_prompts)?;
-                check_ids(&documents, model.target.config().vocab_size)?;
+                self.check(model, recipe, &documents)?;
                 (self.open(model, recipe, &tokens(&documents))?, documents)
             }
             (None, None, None) => anyhow::bail!("neither prompts nor responses"),
@@ -228,6 +228,23 @@ impl Run<'_> {
         Ok(trainer.run(&documents, &dir, &mut |event| watch.tell(event))?)
     }
 
+    /// Refuses documents that the target has no tokens for, or the cache of features no features.
+    fn check<B: Backend>(
+        &self,
+        model: &Model<B>,
+        recipe: &Recipe,
+        documents: &[Response],
+    ) -> anyhow::Result<()> {
+        check_ids(documents, model.target.config().vocab_size)?;
+        if let Some(cache) = &recipe.data.cache {
+            let cache = feature_cache::open::<B>(cache)?;
+            let reads = kinds::reads(recipe, model.target.config(), self.recipe_file)?;
+            cache.check(&reads, &model.target)?;
+            documents.iter().try_for_each(|document| cache.holds(document))?;
+        }
+        Ok(())
+    }
+
     /// The run's folder, once recipe and target are known to fit.
     fn open<B: Backend>(
         &self,
@@ -236,10 +253,6 @@ impl Run<'_> {
         prompts: &[PromptTokens],
     ) -> anyhow::Result<RunDir> {
         warm::check(recipe, &model.target, prompts.len(), self.recipe_file)?;
-        if let Some(cache) = &recipe.data.cache {
-            let reads = kinds::reads(recipe, model.target.config(), self.recipe_file)?;
-            feature_cache::open::<B>(cache)?.check(&reads, &model.target)?;
-        }
         let identity = Identity::new(&model.target, prompts);
         Ok(RunDir::open(self.out, recipe, &identity, self.resume)?)
     }

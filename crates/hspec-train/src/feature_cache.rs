@@ -333,6 +333,15 @@ impl FeatureCache {
         Ok(Self { dir: dir.to_owned(), manifest, places, open })
     }
 
+    /// The shard of a document, and its tokens.
+    fn place(&self, document: &Response) -> Result<(usize, usize)> {
+        self.places.get(&key(document)).copied().ok_or_else(|| {
+            let expected = format!("one of the {} that were cached", self.manifest.documents);
+            let file = self.dir.join(MANIFEST);
+            Error::invalid(file, format!("document {:?}", document.id), "none", expected)
+        })
+    }
+
     fn shard(&mut self, number: usize) -> Result<&Weights> {
         let Shard { file, checksum, .. } = &self.manifest.shards[number];
         let path = self.dir.join(file);
@@ -367,13 +376,12 @@ impl<B: Backend> Cached<B> for FeatureCache {
         Ok(())
     }
 
+    fn holds(&self, document: &Response) -> Result<()> {
+        self.place(document).map(|_| ())
+    }
+
     fn read(&mut self, document: &Response, reads: &Reads, _: &Target<B>) -> Result<Stored> {
-        let key = key(document);
-        let Some(&(shard, tokens)) = self.places.get(&key) else {
-            let expected = format!("one of the {} that were cached", self.manifest.documents);
-            let file = self.dir.join(MANIFEST);
-            return Err(Error::invalid(file, format!("document {:?}", document.id), "none", expected));
-        };
+        let (key, (shard, tokens)) = (key(document), self.place(document)?);
         let Manifest { hidden_size, kv_heads, head_dim, .. } = self.manifest;
         let hidden_layers = self.manifest.hidden_layers.clone();
         let weights = self.shard(shard)?;

@@ -60,10 +60,16 @@ pub trait Cached<B: Backend>: Send {
     /// Names the file and what is missing.
     fn check(&self, reads: &Reads, target: &Target<B>) -> Result<()>;
 
+    /// Refuses a document that is not in it.
+    ///
+    /// # Errors
+    /// Names the file and the document.
+    fn holds(&self, document: &Response) -> Result<()>;
+
     /// The features of a document.
     ///
     /// # Errors
-    /// A document that is not in it, a file that cannot be read.
+    /// Those of [`holds`](Self::holds), and a file that cannot be read.
     fn read(&mut self, document: &Response, reads: &Reads, target: &Target<B>) -> Result<Stored>;
 }
 

@@ -73,7 +73,8 @@ impl RunDir {
         let dir = Self(path.to_owned());
         let file = dir.file("recipe.toml");
         if file.exists() && !resume {
-            return Err(Error::invalid(path, "folder", "another run", "an empty folder, or --resume"));
+            let expected = "an empty folder, or --resume to go on with it";
+            return Err(Error::invalid(path, "folder", "another run", expected));
         }
         if file.exists() {
             let began = Recipe::read(&file)?;
@@ -84,14 +85,33 @@ impl RunDir {
             let file = dir.file("identity.json");
             let known: Identity = read_json(&file)?;
             if known != *identity {
-                let expected = format!("{known:?}, with which the run began");
-                return Err(Error::invalid(&file, "identity", format!("{identity:?}"), expected));
+                let (field, found, began) = match known.target != identity.target {
+                    true => ("target", &identity.target, &known.target),
+                    false => ("prompts", &identity.prompts, &known.prompts),
+                };
+                let expected = format!("those with the hash {began}, with which the run began");
+                return Err(Error::invalid(&file, field, found, expected));
             }
         } else {
+            dir.refuse_foreign()?;
             write_json(&dir.file("identity.json"), identity)?;
             write_atomic(&file, |out| out.write_all(recipe.resolved().as_bytes()))?;
         }
         Ok(dir)
+    }
+
+    /// A run spreads over its folder: it must not do so among the files of something else.
+    fn refuse_foreign(&self) -> Result<()> {
+        for entry in fs::read_dir(&self.0).map_err(Error::io(&self.0))? {
+            let name = entry.map_err(Error::io(&self.0))?.file_name();
+            let name = name.to_string_lossy();
+            // What a run that was killed while it was set up leaves, files that are being written, and answers that
+            // somebody put where a run keeps its own.
+            if !["identity.json", "responses.jsonl"].contains(&&*name) && !name.starts_with('.') {
+                return Err(Error::invalid(&self.0, "folder", name, "an empty folder, or that of a run"));
+            }
+        }
+        Ok(())
     }
 
     /// Where it is.

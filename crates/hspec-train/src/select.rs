@@ -70,7 +70,10 @@ pub fn select(prompts: &Prompts, data: &Data, seed: u64, renderer: &Renderer<'_>
     let Prompts { prompts, shares } = prompts;
     let mut ids = std::collections::HashSet::new();
     if let Some(twice) = prompts.iter().find(|p| !ids.insert(&p.id)) {
-        return Err(Error::Mismatch(format!("two prompts have the id {:?}", twice.id)));
+        return Err(Error::Mismatch(format!(
+            "two prompts have the id {:?}; where a prompt has none, its line's number serves",
+            twice.id
+        )));
     }
     let share_of = |number: usize| shares.iter().position(|share| share.prompts.contains(&number));
     let parts: Vec<f64> = shares.iter().map(|share| share.part).collect();

@@ -273,6 +273,16 @@ pub struct ByTokens {
     samples: HashMap<String, usize>,
 }
 
+impl ByTokens {
+    /// The number of the sample that a document is.
+    fn number(&self, document: &Response) -> Result<usize> {
+        self.samples.get(&key(document)).copied().ok_or_else(|| {
+            let found = format!("document {:?}", document.id);
+            Error::invalid(&self.cache.manifest, found, "no such sample", "one with its tokens")
+        })
+    }
+}
+
 impl TargetCache {
     /// Finds samples by their tokens.
     ///
@@ -321,12 +331,12 @@ impl<B: Backend> Cached<B> for ByTokens {
         Ok(())
     }
 
+    fn holds(&self, document: &Response) -> Result<()> {
+        self.number(document).map(|_| ())
+    }
+
     fn read(&mut self, document: &Response, reads: &Reads, target: &Target<B>) -> Result<Stored> {
-        let Some(&i) = self.samples.get(&key(document)) else {
-            let found = format!("document {:?}", document.id);
-            return Err(Error::invalid(&self.cache.manifest, found, "no such sample", "one with its tokens"));
-        };
-        let sample = self.cache.sample(i)?;
+        let sample = self.cache.sample(self.number(document)?)?;
         let (h, layers) = (self.cache.hidden_size, self.cache.layers.len());
         let norm: Vec<f32> = target.norm().weight.val().into_data().iter::<f32>().collect();
         let real = |width: usize, values: &[f32]| -> Vec<f32> {

@@ -205,7 +205,10 @@ fn prompts() {
             &write("{\"prompt\":\"w1\"}\n{\"prompt\":\" \"}\n"),
             &["prompts.jsonl: line 2: found an empty prompt"],
         ),
-        (&write("{\"prompt\":\"w1\"}\n{\"text\":\"w1\"}\n"), &["prompts.jsonl: line 2: found none of them"]),
+        (
+            &write("{\"prompt\":\"w1\"}\n{\"text\":\"w1\"}\n"),
+            &["prompts.jsonl: line 2: found none of these fields"],
+        ),
         (&write("w1 w2\n"), &["prompts.jsonl: line 1"]),
     ];
     all_refused(EVAL, cases);

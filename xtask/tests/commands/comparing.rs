@@ -121,6 +121,10 @@ fn what_would_mix_different_measurements_is_refused() {
     };
     scene.write("prompts.jsonl", "{\"prompt\":\"w3 w14 w16\"}\n{\"id\":\"b\",\"prompt\":\"w92 w65\"}\n");
     refused(&[], "task prompts: its prompts have changed; take another --out");
+    let ended = scene.run(&[COMPARE, &["--out", "target"], &more].concat());
+    assert_eq!(ended.code, Some(1));
+    assert!(ended.stderr.contains("expected an empty folder, or that of a comparison"), "{}", ended.stderr);
+    assert!(!scene.path("target/records.jsonl").exists());
     scene.write("prompts.jsonl", "{\"prompt\":\"w3 w14 w15\"}\n{\"id\":\"b\",\"prompt\":\"w92 w65\"}\n");
     scene.tensors("drafter", |tensors| drop(tensors.remove("t2d")));
     refused(&[], "drafter drafter: its files have changed");

@@ -153,6 +153,14 @@ fn distill_cache_and_train_are_a_chain() {
         assert!(ended.stderr.contains(part), "{}", ended.stderr);
     }
 
+    // What was refused has not claimed the folder, and a folder of something else is left alone.
+    let ended = train("alone", &[]);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let ended = train("target", &[]);
+    assert_eq!(ended.code, Some(1));
+    assert!(ended.stderr.contains("expected an empty folder, or that of a run"), "{}", ended.stderr);
+    assert!(!scene.path("target/best").exists() && !scene.path("target/recipe.toml").exists());
+
     // Another template than the one that the answers were made with.
     scene.write("target/chat_template.jinja", &TEMPLATE.replace("w7", "w8"));
     let ended = train("other", &[]);

@@ -116,8 +116,8 @@ fn prompt(line: Line, number: usize, path: &Path, at: String) -> Result<Prompt> 
             (turns.next().map(Message::user).into_iter().collect(), turns.collect())
         }
         (None, None, Some(prompt)) => (vec![Message::user(prompt)], Vec::new()),
-        (None, None, None) => return Err(Error::invalid(path, at, "none of them", FIELDS)),
-        _ => return Err(Error::invalid(path, at, "several of them", FIELDS)),
+        (None, None, None) => return Err(Error::invalid(path, at, "none of these fields", FIELDS)),
+        _ => return Err(Error::invalid(path, at, "several of these fields", FIELDS)),
     };
     let blank = |text: &String| text.trim().is_empty();
     if messages.last().is_none_or(|m| blank(&m.content)) || then.iter().any(blank) {
@@ -170,7 +170,7 @@ mod tests {
     #[test]
     fn bad_lines_are_named() {
         for (text, part) in [
-            ("{\"prompt\":\"a\"}\n{\"q\":1}", "line 2: found none of them"),
+            ("{\"prompt\":\"a\"}\n{\"q\":1}", "line 2: found none of these fields"),
             ("{\"prompt\":\"  \"}", "line 1: found an empty prompt"),
             ("{\"turns\":[]}", "line 1: found an empty prompt"),
             ("{\"turns\":[\"a\",\" \"]}", "line 1: found an empty prompt"),

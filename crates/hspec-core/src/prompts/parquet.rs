@@ -88,7 +88,7 @@ mod tests {
         let schema = "message m { required binary text (UTF8); }";
         write(&path, schema, &[(&["x"], None)]);
         let error = read_prompts(&path).unwrap_err().to_string();
-        assert!(error.contains("row 1: found none of them"), "{error}");
+        assert!(error.contains("row 1: found none of these fields"), "{error}");
         std::fs::write(&path, "no").unwrap();
         assert!(read_prompts(&path).unwrap_err().to_string().contains("a Parquet file"));
     }

@@ -2,7 +2,7 @@
 
 use super::{
     Results,
-    tables::{Entry, Table, interval, tables, told},
+    tables::{Entry, Table, interval, percent, tables},
 };
 
 impl Results {
@@ -20,7 +20,10 @@ impl Results {
                     interval(time.and_then(|time| time.mean_speedup)),
                 ));
                 let gains = drafter.all.tau_gains.iter();
-                lines.extend(gains.map(|gain| format!("    tau against {}", told(gain))));
+                lines.extend(gains.map(|gain| {
+                    let clear = if gain.is_clear() { "" } else { ", no clear difference" };
+                    format!("    tau {} against {}{clear}", percent(gain), gain.against)
+                }));
             }
         }
         lines.join("\n") + "\n"

@@ -207,7 +207,12 @@ impl<B: Backend> Answering<'_, B> {
             for (response, turn) in turns.iter().zip(1..) {
                 if response.turn != turn || next.as_ref() != Some(&response.prompt_ids) {
                     let found = "a response to another prompt or another chat template";
-                    return Err(Error::invalid(path, &prompt.id, found, "responses to the prompts given"));
+                    return Err(Error::invalid(
+                        path,
+                        &prompt.id,
+                        found,
+                        "responses to the prompts given, or another file",
+                    ));
                 }
                 answers.push(response.response_ids.clone());
                 next = (self.follow)(number, &answers)?;
