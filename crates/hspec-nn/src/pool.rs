@@ -9,6 +9,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
+    time::{Duration, Instant},
 };
 
 use burn::tensor::backend::Backend;
@@ -59,14 +60,22 @@ impl Drop for End<'_> {
     }
 }
 
+/// How long a helper that finds no work stays. A thread may be handed the request to help while it waits for
+/// a piece of a part that it took of the pass: it is needed below then, and nothing here can tell that it is. The
+/// pass would wait for it, and it for the end of the pass. Steps of a pass follow each other far faster.
+#[cfg(feature = "flex")]
+const PATIENCE: Duration = Duration::from_micros(500);
+
 #[cfg(feature = "flex")]
 fn help(done: &AtomicBool) {
     const SPINS: usize = 64;
     if BUSY.get() {
         return;
     }
-    while !done.load(Ordering::Acquire) {
+    let mut idle = Instant::now();
+    while !done.load(Ordering::Acquire) && idle.elapsed() < PATIENCE {
         if rayon::yield_now() == Some(Yield::Executed) {
+            idle = Instant::now();
             continue;
         }
         for _ in 0..SPINS {
@@ -108,6 +117,42 @@ mod tests {
                 });
             }
         });
+    }
+
+    /// A thread took a part of a pass before it saw the request to help with it, split the part, lost the other
+    /// half to the pass's own thread, and found the request while it waited for that half: decoding stood still.
+    #[test]
+    fn a_helper_in_the_middle_of_a_part_does_not_wait_for_the_pass() {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap();
+        let (send, receive) = std::sync::mpsc::channel();
+        let wait = |flag: &AtomicBool| {
+            while !flag.load(Ordering::Acquire) {
+                std::thread::yield_now();
+            }
+        };
+        let pass = move || {
+            let done = Arc::new(AtomicBool::new(false));
+            let until = done.clone();
+            let (part, half) = (AtomicBool::new(false), AtomicBool::new(false));
+            let _end = End(&done);
+            BUSY.set(true);
+            // Here until the other thread has the part; there until this one has its half.
+            let split = || {
+                part.store(true, Ordering::Release);
+                rayon::spawn_broadcast(move |_| help(&until));
+                let slow = || {
+                    half.store(true, Ordering::Release);
+                    std::thread::sleep(Duration::from_millis(20));
+                };
+                rayon::join(|| wait(&half), slow);
+            };
+            rayon::join(|| wait(&part), split);
+        };
+        std::thread::spawn(move || {
+            pool.install(pass);
+            send.send(()).unwrap();
+        });
+        receive.recv_timeout(Duration::from_secs(30)).expect("the pass ends");
     }
 
     #[test]
