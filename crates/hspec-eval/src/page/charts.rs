@@ -110,16 +110,17 @@ fn by_position(setting: &Setting) -> Figure {
         note: "Of the rounds that got as far as this slot, the share that kept its token. Few get far: late \
                slots have wide intervals, and open marks have none, too few prompts having got there."
             .into(),
-        svg: conditional(setting).finish("share accepted against slot of the block, one line per drafter"),
+        svg: conditional(setting, |_| true)
+            .finish("share accepted against slot of the block, one line per drafter"),
     }
 }
 
-/// The share accepted at each slot.
-pub(super) fn conditional(setting: &Setting) -> Svg {
+/// The share accepted at each slot, where it is to be shown.
+pub(super) fn conditional(setting: &Setting, shown: fn(&Estimate) -> bool) -> Svg {
     let ticks: Vec<_> = (1..=setting.k).map(|slot| (slot as f64, slot.to_string())).collect();
     let series = |drafter: &DrafterResult| {
         let shares = drafter.all.conditional.iter().enumerate();
-        let points = shares.filter_map(|(i, share)| Some(((i + 1) as f64, (*share)?))).collect();
+        let points = shares.filter_map(|(i, share)| Some(((i + 1) as f64, share.filter(shown)?))).collect();
         (drafter.drafter.clone(), points)
     };
     let series: Vec<(String, Vec<Point>)> = setting.drafters.iter().map(series).collect();

@@ -13,11 +13,11 @@ const TOP: f64 = 34.0;
 pub(super) fn draw(setting: &Setting, style: &str) -> String {
     let mut svg = Svg::new(2.0 * WIDTH, HEIGHT);
     svg.bar("paper", (0.0, 0.0), (2.0 * WIDTH, HEIGHT), &setting.title());
-    let taus_title = format!("Tokens per target pass (tau): {}", setting.title());
-    svg.text("strong", Hold::Start, (14.0, 20.0), &taus_title);
+    svg.text("strong", Hold::Start, (14.0, 20.0), "Tokens per target pass (tau)");
     svg.text("strong", Hold::Start, (WIDTH + 14.0, 20.0), "Conditional acceptance, by position");
     svg.place((0.0, TOP), taus(setting));
-    svg.place((WIDTH, TOP), conditional(setting));
+    // What few prompts reached would be the first thing to be seen.
+    svg.place((WIDTH, TOP), conditional(setting, |share| share.ci.is_some()));
     svg.document("tau of each drafter, and the share of its tokens accepted at each position", style)
 }
 
@@ -32,8 +32,8 @@ fn taus(setting: &Setting) -> Svg {
         svg.line("grid", (scale.at(value), top), (scale.at(value), bottom));
         svg.text("tick", Hold::Middle, (scale.at(value), bottom + 15.0), &text);
     }
-    let what = "mean over tasks; 1 is plain decoding";
-    svg.text("axis", Hold::Middle, ((left + right) / 2.0, bottom + 31.0), what);
+    let what = format!("mean over tasks, {}; 1 is plain decoding", setting.title());
+    svg.text("axis", Hold::Start, (14.0, bottom + 31.0), &what);
     for (i, drafter) in drafters.iter().enumerate() {
         let y = top + pitch * (i as f64 + 0.5);
         svg.text("label", Hold::End, (left - 24.0, y + 4.0), &short(&drafter.drafter, 15));
