@@ -7,7 +7,7 @@ use burn::{
 };
 use hspec_core::{
     Error, Result,
-    checkpoint::{read_json, write_atomic},
+    checkpoint::{read_json, refuse_foreign, write_atomic},
     target::Target,
 };
 use hspec_nn::params::fingerprint;
@@ -93,25 +93,14 @@ impl RunDir {
                 return Err(Error::invalid(&file, field, found, expected));
             }
         } else {
-            dir.refuse_foreign()?;
+            // A run spreads over its folder. Its own: what one that was killed while it was set up leaves, and answers
+            // that somebody put where a run keeps them.
+            let own = ["identity.json", "responses.jsonl"];
+            refuse_foreign(path, &own, "an empty folder, or that of a run")?;
             write_json(&dir.file("identity.json"), identity)?;
             write_atomic(&file, |out| out.write_all(recipe.resolved().as_bytes()))?;
         }
         Ok(dir)
-    }
-
-    /// A run spreads over its folder: it must not do so among the files of something else.
-    fn refuse_foreign(&self) -> Result<()> {
-        for entry in fs::read_dir(&self.0).map_err(Error::io(&self.0))? {
-            let name = entry.map_err(Error::io(&self.0))?.file_name();
-            let name = name.to_string_lossy();
-            // What a run that was killed while it was set up leaves, files that are being written, and answers that
-            // somebody put where a run keeps its own.
-            if !["identity.json", "responses.jsonl"].contains(&&*name) && !name.starts_with('.') {
-                return Err(Error::invalid(&self.0, "folder", name, "an empty folder, or that of a run"));
-            }
-        }
-        Ok(())
     }
 
     /// Where it is.

@@ -2,7 +2,7 @@
 //! cut off.
 
 use anyhow::{Context, bail};
-use hspec_core::checkpoint::{read_json, write_atomic};
+use hspec_core::checkpoint::{read_json, refuse_foreign, write_atomic};
 use hspec_eval::comparison::{Manifest, Record};
 use std::{
     collections::HashSet,
@@ -28,7 +28,10 @@ impl Store {
     /// A folder of something else; a plan that contradicts that of the folder; another run at work in it; a journal that is damaged
     /// before its last line.
     pub(crate) fn open(dir: &Path, manifest: &mut Manifest) -> anyhow::Result<Self> {
-        refuse_foreign(dir)?;
+        if !dir.join(MANIFEST).exists() {
+            // Pages and results must not lie among the files of something else.
+            refuse_foreign(dir, &[JOURNAL], "an empty folder, or that of a comparison")?;
+        }
         let path = dir.join(JOURNAL);
         let named = || path.display().to_string();
         let mut options = File::options();
@@ -88,21 +91,6 @@ impl Store {
         self.known.extend(records.iter().map(Record::key));
         Ok(())
     }
-}
-
-/// A folder without a plan must be empty: pages and results must not lie among the files of something else.
-fn refuse_foreign(dir: &Path) -> anyhow::Result<()> {
-    if dir.join(MANIFEST).exists() {
-        return Ok(());
-    }
-    for entry in std::fs::read_dir(dir).with_context(|| dir.display().to_string())? {
-        let name = entry?.file_name();
-        let name = name.to_string_lossy();
-        if name != JOURNAL && !name.starts_with('.') {
-            bail!("--out {}: found {name}, expected an empty folder, or that of a comparison", dir.display());
-        }
-    }
-    Ok(())
 }
 
 /// What a folder holds: its plan and its records; none where it is no folder of a comparison.

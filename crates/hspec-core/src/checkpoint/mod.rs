@@ -32,4 +32,4 @@ pub use json::{is_gguf, model_json, read_json};
 pub(crate) use stored::{Element, Stored};
 pub use weights::Weights;
 pub(crate) use write::write_stored;
-pub use write::{StoreAs, write_atomic, write_safetensors};
+pub use write::{StoreAs, refuse_foreign, write_atomic, write_safetensors};

@@ -45,6 +45,21 @@ fn write_inner(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>
     Ok(())
 }
 
+/// Refuses a folder that holds files of something else: all but `own`, and hidden ones as files being written are.
+///
+/// # Errors
+/// A folder that cannot be read; [`Error::Invalid`] with `expected` that names the first such file.
+pub fn refuse_foreign(dir: &Path, own: &[&str], expected: &str) -> Result<()> {
+    for entry in std::fs::read_dir(dir).map_err(Error::io(dir))? {
+        let name = entry.map_err(Error::io(dir))?.file_name();
+        let name = name.to_string_lossy();
+        if !own.contains(&&*name) && !name.starts_with('.') {
+            return Err(Error::invalid(dir, "folder", name, expected));
+        }
+    }
+    Ok(())
+}
+
 /// How floats are stored in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StoreAs {
