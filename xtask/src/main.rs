@@ -21,6 +21,7 @@ mod model;
 mod output;
 mod parity;
 mod progress;
+mod prompts;
 mod report;
 mod schedule;
 mod test;
@@ -55,6 +56,7 @@ enum Command {
     Report(report::Args),
     Test(test::Args),
     Distill(distill::Args),
+    Prompts(prompts::Args),
     Cache(cache::Args),
     Doctor(doctor::Args),
     Train(train::Args),
@@ -80,6 +82,7 @@ fn main() -> ExitCode {
         Command::Report(args) => report::run(args),
         Command::Test(args) => test::run(args),
         Command::Distill(args) => distill::run(args),
+        Command::Prompts(args) => prompts::run(args),
         Command::Cache(args) => cache::run(args),
         Command::Doctor(args) => doctor::run(args),
         Command::Train(args) => train::run(args),

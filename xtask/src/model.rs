@@ -79,7 +79,7 @@ pub(crate) fn temperature(text: &str) -> Result<f64, String> {
     number(text, |t| SamplingParams::new(t, None, None))
 }
 
-fn top_p(text: &str) -> Result<f64, String> {
+pub(crate) fn top_p(text: &str) -> Result<f64, String> {
     number(text, |p| SamplingParams::new(1.0, None, Some(p)))
 }
 

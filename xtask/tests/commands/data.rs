@@ -205,3 +205,57 @@ fn distill_refuses_what_cannot_be_right() {
         assert!(ended.stderr.contains(part), "{args:?}: {}", ended.stderr);
     }
 }
+
+/// A target's own prompts are what it says where its template lets a user speak, the same for the same seed.
+#[test]
+fn a_target_writes_prompts() {
+    let scene = scene();
+    let prompts = |out: &str, more: &[&str]| {
+        let args = ["prompts", "--target", "target", "--out", out, "--count", "60"];
+        let length = ["--max-tokens", "150"];
+        let length = if more.contains(&"--max-tokens") { &[][..] } else { &length };
+        scene.run(&[&args, length, more].concat())
+    };
+    let read = |name: &str| std::fs::read_to_string(scene.path(name)).unwrap();
+    let ended = prompts("p.jsonl", &["--seed", "3"]);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let found: Vec<Value> = read("p.jsonl").lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert!((1..60).contains(&found.len()), "{} prompts end by themselves", found.len());
+    for prompt in &found {
+        assert!(prompt["id"].as_str().unwrap().starts_with("self-3-"), "{prompt}");
+        let text = prompt["prompt"].as_str().unwrap();
+        assert!(!text.is_empty() && text.trim() == text, "{prompt}");
+    }
+    assert!(ended.stderr.contains(&format!("{} prompts of 60 samples", found.len())), "{}", ended.stderr);
+    assert!(!scene.path("p.samples.jsonl").exists());
+    assert_eq!(prompts("same.jsonl", &["--seed", "3"]).code, Some(0));
+    assert_eq!(read("same.jsonl"), read("p.jsonl"));
+    assert_eq!(prompts("other.jsonl", &["--seed", "4"]).code, Some(0));
+    assert_ne!(read("other.jsonl"), read("p.jsonl"));
+    // They serve as prompts.
+    let distill = [
+        "distill",
+        "--target",
+        "target",
+        "--prompts",
+        "p.jsonl",
+        "--out",
+        "own.jsonl",
+        "--max-new-tokens",
+        "3",
+    ];
+    assert_eq!(scene.run(&distill).code, Some(0));
+    for (out, more, part) in [
+        ("cold.jsonl", ["--temperature", "0"], "expected a temperature above 0"),
+        ("p.jsonl", ["--seed", "5"], "p.jsonl: found a file, expected none yet"),
+    ] {
+        let refused = prompts(out, &more);
+        assert!(refused.code == Some(1) && refused.stderr.contains(part), "{}", refused.stderr);
+    }
+    let none = prompts("none.jsonl", &["--seed", "3", "--max-tokens", "1"]);
+    assert!(
+        none.code == Some(1) && none.stderr.contains("found no prompt among 60 samples"),
+        "{}",
+        none.stderr
+    );
+}

@@ -118,6 +118,24 @@ impl ChatTemplate {
         Self { thinking: Some(thinking), ..self }
     }
 
+    /// The text up to where the first user's message stands, which a model goes on from as the user.
+    ///
+    /// # Errors
+    /// Those of [`render`](Self::render), and [`Error::Request`] where the template does not write the message as
+    /// it is.
+    pub fn user_head(&self) -> Result<String> {
+        // Of the private use plane: no template writes it by itself.
+        const MARK: char = '\u{f0000}';
+        let mut text = self.render(&[Message::user(MARK)], false)?;
+        let at = text.find(MARK).ok_or_else(|| Error::Request {
+            what: "chat template",
+            found: format!("a user's message is not in {text:?}"),
+            expected: "a template that writes it as it is".to_owned(),
+        })?;
+        text.truncate(at);
+        Ok(text)
+    }
+
     /// The text of a conversation; with `add_generation_prompt` it ends where the assistant's next turn
     /// begins.
     ///
@@ -247,6 +265,15 @@ mod tests {
         ] {
             assert_eq!(render(source, &two).unwrap(), expected, "{source}");
         }
+    }
+
+    #[test]
+    fn a_users_head_is_all_before_the_first_message() {
+        let chat =
+            "{{ bos_token }}{% for m in messages %}<{{ m.role }}>\n{{ m.content | trim }}</>{% endfor %}";
+        assert_eq!(template(chat).unwrap().user_head().unwrap(), "<s><user>\n");
+        let error = template("{{ messages | length }}").unwrap().user_head().unwrap_err().to_string();
+        assert!(error.contains("chat template") && error.contains("as it is"), "{error}");
     }
 
     /// Templates that mark what to train on were once no Jinja.
