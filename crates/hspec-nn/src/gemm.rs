@@ -1,10 +1,12 @@
 //! Products of matrices that are used once or twice, as in training: both are packed on the way.
 //!
 //! Every element is one sum in ascending order, whatever the number of threads and however the work is cut, so
-//! that neither timing nor other rows change a bit of it.
+//! that neither timing nor other rows change a bit of it. Factors are packed as they are ([`f32`]) or rounded to
+//! bf16 ([`Pair`](crate::simd::Pair)); sums are f32.
 
-use crate::simd::{Body, Op, PANEL, RowGroup, Simd, Tile, Vector, group_rows, turn};
+use crate::simd::{Body, Element, Op, PANEL, RowGroup, Simd, Tile, Vector, group_rows, turn};
 use rayon::prelude::*;
+use std::ops::Range;
 
 /// Multiplications below which threads cost more than they bring.
 const PARALLEL: usize = 1 << 20;
@@ -49,16 +51,25 @@ impl<'a> Matrix<'a> {
         let length = if self.turned { self.rows } else { self.columns };
         &self.values[i * length..(i + 1) * length]
     }
+
+    /// Part of the lines of a step, as many as there are of `lines`.
+    #[inline(always)]
+    fn lines<E: Element>(&self, step: usize, lines: usize, part: Range<usize>) -> [Option<&'a [f32]>; 2] {
+        [0, 1].map(|i| {
+            let line = step * E::STEPS + i;
+            (i < E::STEPS && line < lines).then(|| &self.line(line)[part.clone()])
+        })
+    }
 }
 
 /// Left factors `[m, k]` as tiles read them: groups of rows, `[k, padded]` each.
-pub struct Left {
+pub struct Left<E> {
     groups: Vec<RowGroup>,
-    packed: Vec<f32>,
+    packed: Vec<E>,
     steps: usize,
 }
 
-impl Left {
+impl<E: Element> Left<E> {
     /// Packs `[m, k]`.
     pub fn pack(body: Body, a: Matrix<'_>) -> Self {
         Self::pack_all(body, &[a])
@@ -71,9 +82,9 @@ impl Left {
     pub fn pack_all(body: Body, parts: &[Matrix<'_>]) -> Self {
         let rows = parts.first().map_or(0, |a| a.rows);
         assert!(parts.iter().all(|a| a.rows == rows));
-        let steps = parts.iter().map(|a| a.columns).sum();
+        let steps = parts.iter().map(|a| a.columns.div_ceil(E::STEPS)).sum();
         let groups = group_rows(body, rows, steps);
-        let mut packed = vec![0f32; groups.last().map_or(0, |g| g.at + g.padded * steps)];
+        let mut packed = vec![E::default(); groups.last().map_or(0, |g| g.at + g.padded * steps)];
         let mut blocks = Vec::with_capacity(groups.len());
         let mut rest = packed.as_mut_slice();
         for &group in &groups {
@@ -81,10 +92,10 @@ impl Left {
             blocks.push((block, group));
             rest = after;
         }
-        let pack = |(block, group): (&mut [f32], RowGroup)| {
+        let pack = |(block, group): (&mut [E], RowGroup)| {
             let mut to = block;
             for &a in parts {
-                let (block, rest) = to.split_at_mut(group.padded * a.columns);
+                let (block, rest) = to.split_at_mut(group.padded * a.columns.div_ceil(E::STEPS));
                 body.run(Pack { block, group, a });
                 to = rest;
             }
@@ -100,21 +111,21 @@ impl Left {
     }
 }
 
-struct Pack<'a> {
-    block: &'a mut [f32],
+struct Pack<'a, E> {
+    block: &'a mut [E],
     group: RowGroup,
     a: Matrix<'a>,
 }
 
-impl Op for Pack<'_> {
+impl<E: Element> Op for Pack<'_, E> {
     type Output = ();
     #[inline(always)]
     fn run<V: Vector>(self, _: Simd<V>) {
         let Self { block, group, a } = self;
         let RowGroup { row, rows, padded, .. } = group;
         if a.turned {
-            for (k, to) in block.chunks_exact_mut(padded).enumerate() {
-                to[..rows].copy_from_slice(&a.line(k)[row..row + rows]);
+            for (step, to) in block.chunks_exact_mut(padded).enumerate() {
+                E::fill(&mut to[..rows], a.lines::<E>(step, a.columns, row..row + rows));
             }
         } else {
             turn(block, padded, padded, |r| a.line(row + r.min(rows - 1)));
@@ -123,13 +134,13 @@ impl Op for Pack<'_> {
 }
 
 /// Right factors `[k, n]` as tiles read them: panels of 32 columns, `[k, 32]` each.
-pub struct Right {
-    packed: Vec<f32>,
+pub struct Right<E> {
+    packed: Vec<E>,
     steps: usize,
     columns: usize,
 }
 
-impl Right {
+impl<E: Element> Right<E> {
     /// Packs `[k, n]`.
     pub fn pack(body: Body, b: Matrix<'_>) -> Self {
         Self::pack_all(body, &[b])
@@ -142,12 +153,12 @@ impl Right {
     pub fn pack_all(body: Body, parts: &[Matrix<'_>]) -> Self {
         let columns = parts.first().map_or(0, |b| b.columns);
         assert!(parts.iter().all(|b| b.columns == columns));
-        let steps = parts.iter().map(|b| b.rows).sum::<usize>();
-        let mut packed = vec![0f32; columns.div_ceil(PANEL) * steps * PANEL];
-        let fill = |(panel, to): (usize, &mut [f32])| {
+        let steps = parts.iter().map(|b| b.rows.div_ceil(E::STEPS)).sum::<usize>();
+        let mut packed = vec![E::default(); columns.div_ceil(PANEL) * steps * PANEL];
+        let fill = |(panel, to): (usize, &mut [E])| {
             let mut to = to;
             for &b in parts {
-                let (block, rest) = to.split_at_mut(b.rows * PANEL);
+                let (block, rest) = to.split_at_mut(b.rows.div_ceil(E::STEPS) * PANEL);
                 body.run(PackPanel { block, panel, b });
                 to = rest;
             }
@@ -163,13 +174,13 @@ impl Right {
     }
 }
 
-struct PackPanel<'a> {
-    block: &'a mut [f32],
+struct PackPanel<'a, E> {
+    block: &'a mut [E],
     panel: usize,
     b: Matrix<'a>,
 }
 
-impl Op for PackPanel<'_> {
+impl<E: Element> Op for PackPanel<'_, E> {
     type Output = ();
     #[inline(always)]
     fn run<V: Vector>(self, _: Simd<V>) {
@@ -179,21 +190,21 @@ impl Op for PackPanel<'_> {
         if b.turned {
             turn(block, PANEL, width, |c| b.line(from + c));
         } else {
-            for (k, to) in block.chunks_exact_mut(PANEL).enumerate() {
-                to[..width].copy_from_slice(&b.line(k)[from..from + width]);
+            for (step, to) in block.chunks_exact_mut(PANEL).enumerate() {
+                E::fill(&mut to[..width], b.lines::<E>(step, b.rows, from..from + width));
             }
         }
     }
 }
 
 /// `a b`, `[m, n]` row-major.
-pub fn product(body: Body, a: Matrix<'_>, b: Matrix<'_>) -> Vec<f32> {
-    packed_product(body, &Left::pack(body, a), &Right::pack(body, b))
+pub fn product<E: Element>(body: Body, a: Matrix<'_>, b: Matrix<'_>) -> Vec<f32> {
+    packed_product::<E>(body, &Left::pack(body, a), &Right::pack(body, b))
 }
 
 /// `a aᵀ`, `[m, m]`: one half is computed, and is the other.
-pub fn gram(body: Body, a: Matrix<'_>) -> Vec<f32> {
-    let (left, right) = (Left::pack(body, a), Right::pack(body, a.turned()));
+pub fn gram<E: Element>(body: Body, a: Matrix<'_>) -> Vec<f32> {
+    let (left, right) = (Left::<E>::pack(body, a), Right::pack(body, a.turned()));
     let n = a.rows;
     let mut y = vec![0f32; n * n];
     fill(body, &left, &right, &mut y, true);
@@ -206,7 +217,7 @@ pub fn gram(body: Body, a: Matrix<'_>) -> Vec<f32> {
 }
 
 /// [`product`] of packed factors.
-pub fn packed_product(body: Body, a: &Left, b: &Right) -> Vec<f32> {
+pub fn packed_product<E: Element>(body: Body, a: &Left<E>, b: &Right<E>) -> Vec<f32> {
     let m = a.groups.last().map_or(0, |g| g.row + g.rows);
     let mut y = vec![0f32; m * b.columns];
     fill(body, a, b, &mut y, false);
@@ -214,7 +225,7 @@ pub fn packed_product(body: Body, a: &Left, b: &Right) -> Vec<f32> {
 }
 
 /// [`packed_product`] on this thread, into the rows of `y`; added to what is there if `accumulate`.
-pub fn product_into(body: Body, a: &Left, b: &Right, y: &mut [f32], accumulate: bool) {
+pub fn product_into<E: Element>(body: Body, a: &Left<E>, b: &Right<E>, y: &mut [f32], accumulate: bool) {
     let m = a.groups.last().map_or(0, |g| g.row + g.rows);
     assert_eq!((a.steps, y.len()), (b.steps, m * b.columns));
     let cells = Cells { y: y.as_mut_ptr(), output: b.columns };
@@ -224,7 +235,7 @@ pub fn product_into(body: Body, a: &Left, b: &Right, y: &mut [f32], accumulate: 
     }
 }
 
-fn fill(body: Body, a: &Left, b: &Right, y: &mut [f32], upper: bool) {
+fn fill<E: Element>(body: Body, a: &Left<E>, b: &Right<E>, y: &mut [f32], upper: bool) {
     assert_eq!(a.steps, b.steps, "the factors fit each other");
     let cells = Cells { y: y.as_mut_ptr(), output: b.columns };
     let panels = b.columns.div_ceil(PANEL);
@@ -258,18 +269,18 @@ unsafe impl Send for Cells {}
 unsafe impl Sync for Cells {}
 
 /// Some rows times some panels.
-struct Block<'a> {
-    a: &'a Left,
-    b: &'a Right,
+struct Block<'a, E> {
+    a: &'a Left<E>,
+    b: &'a Right<E>,
     cells: Cells,
     groups: &'a [RowGroup],
-    panels: std::ops::Range<usize>,
+    panels: Range<usize>,
     /// Whether tiles below the diagonal are left out.
     upper: bool,
     accumulate: bool,
 }
 
-impl Op for Block<'_> {
+impl<E: Element> Op for Block<'_, E> {
     type Output = ();
     #[inline(always)]
     fn run<V: Vector>(self, simd: Simd<V>) {
@@ -313,6 +324,7 @@ impl Op for Block<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::simd::{Pair, bf16};
     use proptest::prelude::*;
 
     fn values(n: usize, seed: u32) -> Vec<f32> {
@@ -336,23 +348,30 @@ mod tests {
     }
 
     fn check(m: usize, k: usize, n: usize, seed: u32) {
+        check_as::<f32>(m, k, n, seed, |x| x);
+        check_as::<Pair>(m, k, n, seed, |x| f32::from_bits(u32::from(bf16(x)) << 16));
+    }
+
+    /// Factors packed as `E` are held against sums of products of what `rounded` makes of them.
+    fn check_as<E: Element>(m: usize, k: usize, n: usize, seed: u32, rounded: fn(f32) -> f32) {
         let (a, b) = (values(m * k, seed), values(k * n, seed + 1));
         let (at, bt) = (transposed(&a, m, k), transposed(&b, k, n));
-        let expected = naive(&a, &b, m, k, n);
+        let of = |x: &[f32]| x.iter().map(|x| rounded(*x)).collect::<Vec<_>>();
+        let expected = naive(&of(&a), &of(&b), m, k, n);
         for body in Body::all() {
             let lefts = [Matrix::new(&a, m, k), Matrix::new(&at, k, m).turned()];
             let rights = [Matrix::new(&b, k, n), Matrix::new(&bt, n, k).turned()];
-            let first = product(body, lefts[0], rights[0]);
+            let first = product::<E>(body, lefts[0], rights[0]);
             for (y, e) in first.iter().zip(&expected) {
                 assert!((f64::from(*y) - e).abs() < 1e-5 * k as f64, "{y} {e}");
             }
             for left in lefts {
                 for right in rights {
-                    assert_eq!(product(body, left, right), first);
+                    assert_eq!(product::<E>(body, left, right), first);
                 }
             }
             let mut twice = first.clone();
-            let (left, right) = (Left::pack(body, lefts[0]), Right::pack(body, rights[0]));
+            let (left, right) = (Left::<E>::pack(body, lefts[0]), Right::pack(body, rights[0]));
             product_into(body, &left, &right, &mut twice, true);
             for (y, e) in twice.iter().zip(&expected) {
                 assert!((f64::from(*y) - 2.0 * e).abs() < 2e-5 * k as f64, "{y} {e}");
@@ -360,7 +379,7 @@ mod tests {
             let mut again = vec![f32::NAN; first.len()];
             product_into(body, &left, &right, &mut again, false);
             assert_eq!(again, first);
-            assert_eq!(gram(body, lefts[0]), product(body, lefts[0], lefts[0].turned()));
+            assert_eq!(gram::<E>(body, lefts[0]), product::<E>(body, lefts[0], lefts[0].turned()));
         }
     }
 
@@ -378,8 +397,8 @@ mod tests {
     #[test]
     fn matrices_of_no_rows_give_nothing_and_sums_of_nothing_are_zero() {
         let (body, x) = (Body::widest(), values(40, 1));
-        assert!(product(body, Matrix::new(&[], 0, 5), Matrix::new(&x, 5, 8)).is_empty());
-        assert_eq!(product(body, Matrix::new(&[], 30, 0), Matrix::new(&[], 0, 40)), [0.0; 1200]);
+        assert!(product::<f32>(body, Matrix::new(&[], 0, 5), Matrix::new(&x, 5, 8)).is_empty());
+        assert_eq!(product::<f32>(body, Matrix::new(&[], 30, 0), Matrix::new(&[], 0, 40)), [0.0; 1200]);
     }
 
     #[test]
@@ -389,15 +408,21 @@ mod tests {
 
     #[test]
     fn matrices_beside_and_below_one_another_are_one() {
+        // In pairs, a part of an odd number of steps ends with half a pair, and the sums with it.
+        beside_and_below::<f32>();
+        beside_and_below::<Pair>();
+    }
+
+    fn beside_and_below<E: Element>() {
         let (a, b) = (values(5 * 7, 1), values(7 * 40, 2));
         let body = Body::widest();
         let parts = [Matrix::new(&b[..3 * 40], 3, 40), Matrix::new(&b[3 * 40..], 4, 40)];
-        let left = Left::pack(body, Matrix::new(&a, 5, 7));
         let (at, head) = (transposed(&a, 5, 7), transposed(&transposed(&a, 5, 7)[..3 * 5], 3, 5));
         let sides = [Matrix::new(&head, 5, 3), Matrix::new(&at[3 * 5..], 4, 5).turned()];
-        let whole = product(body, Matrix::new(&a, 5, 7), Matrix::new(&b, 7, 40));
-        for left in [left, Left::pack_all(body, &sides)] {
-            assert_eq!(packed_product(body, &left, &Right::pack_all(body, &parts)), whole);
+        let whole = product::<E>(body, Matrix::new(&a, 5, 7), Matrix::new(&b, 7, 40));
+        let (left, right) = (Left::<E>::pack_all(body, &sides), Right::pack_all(body, &parts));
+        for (found, whole) in packed_product(body, &left, &right).iter().zip(whole) {
+            assert!((found - whole).abs() < 1e-5, "{found} {whole}");
         }
     }
 }

@@ -25,6 +25,7 @@
 //! Features: `flex` gives layers that no longer learn ([`Linear::prepack`]) weights packed in the order in
 //! which products read them, and fused bodies on the flex backend, under autodiff too.
 
+pub mod autocast;
 #[cfg(feature = "flex")]
 pub mod flex;
 #[cfg(feature = "flex")]
@@ -45,6 +46,7 @@ mod prepack;
 #[cfg(feature = "flex")]
 pub mod simd;
 
+pub use autocast::{Compute, autocast};
 pub use linear::{Linear, WeightStorage, contiguous};
 pub use mlp::{SwiGlu, gated, silu};
 pub use norm::RmsNorm;

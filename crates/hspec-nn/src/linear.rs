@@ -1,5 +1,6 @@
 //! Linear layers over weights stored `[out, in]`.
 
+use crate::autocast::{self, Compute, compute};
 #[cfg(feature = "flex")]
 use crate::{flex, multiply, panels::Panels, prepack::Prepacked, simd::Body};
 use burn::{
@@ -172,6 +173,9 @@ impl<B: Backend> Linear<B> {
         #[cfg(feature = "flex")]
         if let Some(y) = flex::layers::linear(&x, &w) {
             return y;
+        }
+        if compute() == Compute::Bf16 && B::ad_enabled(&w.device()) {
+            return autocast::product(x, w);
         }
         if x.dims()[0] <= FEW_ROWS {
             contiguous(w.matmul(x.transpose()).transpose())

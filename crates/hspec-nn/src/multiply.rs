@@ -52,7 +52,7 @@ impl<'a> Rows<'a> {
 
     fn tile<'t, W>(&'t self, group: RowGroup, w: &'t [W]) -> Tile<'t, W>
     where
-        W: Weight,
+        W: Weight<Factor = f32>,
     {
         let RowGroup { rows, padded, at, .. } = group;
         let x = &self.packed[at..at + padded * self.input];
@@ -153,7 +153,7 @@ impl Op for Product<'_> {
 
 impl Product<'_> {
     #[inline(always)]
-    fn over<V: Vector, W: Weight>(&self, simd: Simd<V>, w: &[W]) {
+    fn over<V: Vector, W: Weight<Factor = f32>>(&self, simd: Simd<V>, w: &[W]) {
         let Self { rows, y, panel, .. } = *self;
         let w = panel_of(w, panel, rows.input);
         let whole = (panel + 1) * PANEL <= y.output;
@@ -194,7 +194,7 @@ impl Op for Gated<'_> {
 
 impl Gated<'_> {
     #[inline(always)]
-    fn over<V: Vector, W: Weight>(&self, simd: Simd<V>, gate: &[W], up: &[W]) {
+    fn over<V: Vector, W: Weight<Factor = f32>>(&self, simd: Simd<V>, gate: &[W], up: &[W]) {
         let Self { rows, y, panel, .. } = *self;
         let (gate, up) = (panel_of(gate, panel, rows.input), panel_of(up, panel, rows.input));
         let (mut g, mut u) = ([0f32; MAX_PADDED * PANEL], [0f32; MAX_PADDED * PANEL]);

@@ -17,6 +17,7 @@ use burn_collective::{
     register,
 };
 use hspec_core::{Error, Result};
+use hspec_nn::autocast::{autocast, compute};
 use std::sync::Mutex;
 
 /// Burn keeps one group of peers per process.
@@ -38,6 +39,7 @@ pub fn sum<B: AutodiffBackend, L: Learner<B>>(
         let device = i % devices.len();
         shares[device].push(row.on_device(&devices[device]));
     }
+    let compute = compute();
     let peers: Vec<Peer<B, L>> = std::thread::scope(|scope| {
         let workers: Vec<_> = shares
             .into_iter()
@@ -46,7 +48,7 @@ pub fn sum<B: AutodiffBackend, L: Learner<B>>(
                 let (mut learner, judge) = (learner.clone(), judge.clone().on_device(device));
                 scope.spawn(move || {
                     learner.replace(learner.module().clone().fork(device));
-                    let sum = step::sum(&learner, rows, &judge, config)?;
+                    let sum = autocast(compute, || step::sum(&learner, rows, &judge, config))?;
                     Ok(sum.map(|sum| Peer { learner, sum, device: device.clone() }))
                 })
             })

@@ -2,6 +2,7 @@
 
 use burn::tensor::{Tensor, backend::Backend};
 use hspec_core::drafter::Term;
+use hspec_nn::autocast::product;
 
 /// Draft logits of `n` blocks of `K` slots.
 #[derive(Debug, Clone)]
@@ -32,7 +33,7 @@ impl<B: Backend> Logits<B> {
         match self {
             Self::Whole(logits) => logits.clone(),
             Self::Sum { terms, shape } => {
-                let products = terms.iter().map(|t| t.rows.clone().matmul(t.weight.clone().transpose()));
+                let products = terms.iter().map(|t| product(t.rows.clone(), t.weight.clone()));
                 let sum = products.reduce(|a, b| a + b).expect("a sum has a term");
                 sum.reshape(*shape)
             }

@@ -18,7 +18,10 @@ use crate::{
     step::{self, Row, Sum},
     vocab, warm,
 };
-use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::tensor::{
+    DType,
+    backend::{AutodiffBackend, Backend},
+};
 use hspec_core::{
     Error, Result, TokenId,
     checkpoint::StoreAs,
@@ -26,6 +29,7 @@ use hspec_core::{
     drafter::{DraftVocab, Drafter, HSpec, dspark::DSpark, eagle3::Eagle3, peagle::PEagle, pruned_head},
     target::Target,
 };
+use hspec_nn::{Compute, autocast};
 use std::{
     ops::ControlFlow,
     path::Path,
@@ -98,6 +102,10 @@ impl<B: AutodiffBackend> Trainer<'_, B> {
         let recipe = &self.recipe.train;
         let device = self.target.device();
         check_ids(responses, self.target.config().vocab_size)?;
+        if recipe.compute == Compute::Bf16 && !B::supports_dtype(device, DType::BF16) {
+            let expected = "\"f32\": this backend has no bf16 products";
+            return Err(Error::invalid(self.recipe_file, "train.compute", "\"bf16\"", expected));
+        }
         let (held_out, training) = self.split(responses)?;
         let resumed = dir.newest(|path| {
             let drafter = L::load(path, self.target)?;
@@ -180,10 +188,12 @@ impl<B: AutodiffBackend> Trainer<'_, B> {
             let start = Instant::now();
             let (rows, at) = self.rows(packs, state.progress.step, run.steps)?;
             let scale = recipe.schedule.scale(state.progress.step, run.steps, recipe.warmup);
+            let progress = state.progress.step as f64 / run.steps as f64;
             let step = state.progress.step + 1;
             state.progress = Progress { step, epoch: at.0, cursor: at.1, ..state.progress };
             let tokens: usize = rows.iter().map(|row| row.packed.ids.len()).sum();
-            let metrics = self.step(state, rows, &judge, scale).map_err(|e| stopped(&e, step, dir))?;
+            let metrics = autocast(recipe.compute, || self.step(state, rows, &judge, scale, progress))
+                .map_err(|e| stopped(&e, step, dir))?;
             match metrics {
                 None => {
                     tracing::warn!("step {step} has no supervised token to draft from and changes nothing");
@@ -265,10 +275,11 @@ impl<B: AutodiffBackend> Trainer<'_, B> {
         rows: Vec<Row<B::InnerBackend>>,
         judge: &Judge<B::InnerBackend>,
         scale: f64,
+        progress: f64,
     ) -> Result<Option<StepMetrics>> {
         let supervised: usize =
             rows.iter().map(|row| row.packed.loss_mask.iter().filter(|m| **m).count()).sum();
-        let config = self.recipe.train.objective();
+        let config = self.recipe.train.objective(progress);
         let Some(sum) = self.sum(&state.learner, rows, judge, &config)? else { return Ok(None) };
         let (grads, tally) = sum.mean(&state.learner);
         let (module, grad_norm) = state.optimizers.step(scale, state.learner.module().clone(), grads)?;

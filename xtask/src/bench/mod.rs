@@ -15,12 +15,13 @@ use crate::{
     progress::Progress,
 };
 use anyhow::Context;
-use burn::tensor::backend::Backend;
+use burn::tensor::{DType, backend::Backend};
 use hspec_core::{
     checkpoint::write_atomic,
     target::{Target, WeightStorage},
 };
 use hspec_eval::{Machine, commit, utc_date};
+use hspec_nn::Compute;
 use peer::{Dtype, Peer};
 use report::{Document, Row, cost_ratios};
 use scene::{Scene, Step};
@@ -39,6 +40,8 @@ const WARM_UP: usize = 2;
 const LEAST: usize = 3;
 /// Between repetitions, so that a peer's threads are asleep when ours work, and ours when its do.
 const PAUSE: Duration = Duration::from_millis(20);
+/// A training step of rounded factors.
+const IN_BF16: Work = Work::TrainStep(Compute::Bf16);
 /// Time of a sweep unless told otherwise, on the CPU and on a GPU.
 const SWEEP_MINUTES: [f64; 2] = [1.0, 3.0];
 
@@ -50,7 +53,8 @@ const SWEEP_MINUTES: [f64; 2] = [1.0, 3.0];
 #[derive(clap::Args)]
 #[command(after_help = "\
 Work: decode@256 decode@1024 verify8@256 verify8@1024 prefill512 draft_step train_step ssd_scan, and the
-first five with weights rounded to bf16: decode@256:bf16 ... (without --work, beside a peer only)
+first five with weights rounded to bf16: decode@256:bf16 ... (without --work, beside a peer only); train_step:bf16
+multiplies rounded factors
 
 Examples:
   cargo xtask bench
@@ -176,7 +180,7 @@ fn target<B: Backend>(
 fn measure<B: Backend>(args: &Args, device: &B::Device) -> anyhow::Result<Document> {
     let start = Instant::now();
     let cuda = args.backend.backend == Name::Cuda;
-    let works = works(args)?;
+    let works = works(args, B::supports_dtype(device, DType::BF16))?;
     let (target, name) = self::target::<B>(args, args.backend.weights, free_memory(cuda), device)?;
     let rounded = match works.iter().any(Work::is_rounded) {
         true => Some(self::target::<B>(args, WeightStorage::Bf16, None, device)?.0),
@@ -221,8 +225,8 @@ fn measure<B: Backend>(args: &Args, device: &B::Device) -> anyhow::Result<Docume
 }
 
 /// What is to be measured. Rounded weights are another target in memory, so that they are measured where they are
-/// asked for or a peer's bf16 stands beside them.
-fn works(args: &Args) -> anyhow::Result<Vec<Work>> {
+/// asked for or a peer's bf16 stands beside them. `bf16`: whether the backend has such products.
+fn works(args: &Args, bf16: bool) -> anyhow::Result<Vec<Work>> {
     let rounded = args.backend.backend == Name::Flex && args.shape.is_none();
     if args.shape.is_some() && args.backend.weights != WeightStorage::Lossless {
         anyhow::bail!("--weights: says how a model's weights are stored; those of --shape are random");
@@ -233,10 +237,14 @@ fn works(args: &Args) -> anyhow::Result<Vec<Work>> {
             args.backend.backend,
             if args.shape.is_some() { " with --shape" } else { "" }
         ),
+        _ if !bf16 && args.work.contains(&IN_BF16) => {
+            anyhow::bail!("--work {IN_BF16}: the backend {} has no bf16 products", args.backend.backend)
+        }
         _ if !args.work.is_empty() => Ok(args.work.clone()),
         _ => {
             let rounded = rounded && args.peer.is_some();
-            Ok(Work::ALL.into_iter().filter(|work| rounded || !work.is_rounded()).collect())
+            let fits = |work: &Work| (rounded || !work.is_rounded()) && (bf16 || *work != IN_BF16);
+            Ok(Work::ALL.into_iter().filter(fits).collect())
         }
     }
 }

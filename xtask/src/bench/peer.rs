@@ -71,7 +71,7 @@ impl Peer {
     /// # Errors
     /// A peer that failed; what it says about it goes to standard error.
     pub(crate) fn run(&mut self, work: Work) -> anyhow::Result<f64> {
-        let work = work.stored_anyhow();
+        let work = work.rounded_anyhow();
         writeln!(self.input, "{work}").and_then(|()| self.input.flush()).context(self.name)?;
         let line = self.line().with_context(|| format!("{} on {work}", self.name))?;
         line.parse().with_context(|| format!("{} on {work}: {line:?} is no number", self.name))

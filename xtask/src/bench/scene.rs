@@ -18,6 +18,7 @@ use hspec_core::{
     target::{KvCache, Rows, Target, Want},
 };
 use hspec_mamba::{SsdInputs, ssd_scan};
+use hspec_nn::{Compute, autocast};
 use hspec_train::{
     kinds::{self, Learner},
     loss::{LossConfig, Weighting},
@@ -64,7 +65,7 @@ impl<B: Backend> Scene<B> {
                 self.target_pass(self.rounded.as_ref().context("no target with rounded weights")?, pass)
             }
             Work::DraftStep => self.draft_step(),
-            Work::TrainStep => self.train_step(),
+            Work::TrainStep(compute) => self.train_step(compute),
             Work::SsdScan => Ok(self.scan()),
         }
     }
@@ -136,7 +137,7 @@ impl<B: Backend> Scene<B> {
     }
 
     /// A training step on features that the target has left: forward, loss, backward, optimisers.
-    fn train_step(&self) -> anyhow::Result<Step<'_>> {
+    fn train_step(&self, compute: Compute) -> anyhow::Result<Step<'_>> {
         let (recipe, device) = (&self.recipe.train, self.target.device());
         let packed = self.packed().constant::<Autodiff<B>>();
         let draw = Draw { seed: recipe.seed, row: 0, anchors: recipe.anchors_per_step, progress: 0.0 };
@@ -152,13 +153,14 @@ impl<B: Backend> Scene<B> {
             confidence: recipe.confidence,
             weighting: Weighting::Decay { gamma: recipe.gamma },
         };
-        Ok(Box::new(move || {
+        let mut step = move || {
             let forward = packed.forward(&learner, &anchors, &judge);
             let gradients = objective(forward, &loss).differentiable.backward();
             let gradients = GradientsParams::from_grads(gradients, &learner.model);
             learner.model = optimizers.step(1.0, learner.model.clone(), gradients)?.0;
             sync::<B>(device)
-        }))
+        };
+        Ok(Box::new(move || autocast(compute, &mut step)))
     }
 
     /// Documents of noise, all of their tokens supervised.

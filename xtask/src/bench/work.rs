@@ -1,5 +1,6 @@
 //! The pieces of work that are timed, by name.
 
+use hspec_nn::Compute;
 use std::{fmt, str::FromStr};
 
 /// A piece of work.
@@ -11,8 +12,9 @@ pub(crate) enum Work {
     Rounded(Pass),
     /// Seven proposals behind a context of 256.
     DraftStep,
-    /// Forward, loss, backward and optimisers of 512 anchors in 1024 tokens; the target has run before.
-    TrainStep,
+    /// Forward, loss, backward and optimisers of 512 anchors in 1024 tokens, products in this type; the target has
+    /// run before.
+    TrainStep(Compute),
     /// The scan of 512 blocks of eight slots, forward.
     SsdScan,
 }
@@ -32,11 +34,11 @@ pub(crate) enum Pass {
 pub(crate) const ROWS: usize = 8;
 /// Context of a draft step.
 pub(crate) const DRAFT_CONTEXT: usize = 256;
-/// Behind the name of a pass with rounded weights.
+/// Behind the name of a pass with rounded weights, and of a step with rounded factors.
 const ROUNDED: &str = ":bf16";
 
 impl Work {
-    pub(crate) const ALL: [Self; 13] = [
+    pub(crate) const ALL: [Self; 14] = [
         Self::Pass(Pass::Decode(256)),
         Self::Pass(Pass::Decode(1024)),
         Self::Pass(Pass::Verify(256)),
@@ -48,7 +50,8 @@ impl Work {
         Self::Rounded(Pass::Verify(1024)),
         Self::Rounded(Pass::Prefill(512)),
         Self::DraftStep,
-        Self::TrainStep,
+        Self::TrainStep(Compute::F32),
+        Self::TrainStep(Compute::Bf16),
         Self::SsdScan,
     ];
 
@@ -57,10 +60,11 @@ impl Work {
         matches!(self, Self::Rounded(_))
     }
 
-    /// The same work without a word about how we store weights: what a peer is asked for.
-    pub(crate) fn stored_anyhow(self) -> Self {
+    /// The same work without a word about what we round: what a peer is asked for.
+    pub(crate) fn rounded_anyhow(self) -> Self {
         match self {
             Self::Rounded(pass) => Self::Pass(pass),
+            Self::TrainStep(_) => Self::TrainStep(Compute::F32),
             other => other,
         }
     }
@@ -82,7 +86,8 @@ impl fmt::Display for Work {
             Self::Pass(pass) => pass.fmt(f),
             Self::Rounded(pass) => write!(f, "{pass}{ROUNDED}"),
             Self::DraftStep => f.write_str("draft_step"),
-            Self::TrainStep => f.write_str("train_step"),
+            Self::TrainStep(Compute::F32) => f.write_str("train_step"),
+            Self::TrainStep(Compute::Bf16) => write!(f, "train_step{ROUNDED}"),
             Self::SsdScan => f.write_str("ssd_scan"),
         }
     }

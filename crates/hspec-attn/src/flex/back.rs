@@ -133,7 +133,7 @@ impl Blocks {
             values.extend_from_slice(&flex::values(&self.values)[token * own_width + head * d..][..d]);
         }
         let (m, all) = (k * rep, span.len() + k);
-        let matrix = |x: &[f32], rows| -> Left { Left::pack(body, Matrix::new(x, rows, d)) };
+        let matrix = |x: &[f32], rows| -> Left<f32> { Left::pack(body, Matrix::new(x, rows, d)) };
         let (mut weights, mut slopes) = (vec![0f32; m * all], vec![0f32; m * all]);
         let of = |x| Right::pack(body, Matrix::new(x, all, d).turned());
         product_into(body, &matrix(&q, m), &of(&keys), &mut weights, false);
@@ -150,7 +150,7 @@ impl Blocks {
 
         let scale = (d as f64).powf(-0.5) as f32;
         let mut dq = vec![0f32; m * d];
-        let left = Left::pack(body, Matrix::new(&slopes, m, all));
+        let left = Left::<f32>::pack(body, Matrix::new(&slopes, m, all));
         product_into(body, &left, &Right::pack(body, Matrix::new(&keys, all, d)), &mut dq, false);
         dq.iter_mut().for_each(|x| *x *= scale);
         let own = |x: &[f32]| -> Vec<f32> {
@@ -158,7 +158,7 @@ impl Blocks {
         };
         let times = |own: &[f32], x: &[f32]| {
             let mut y = vec![0f32; k * d];
-            let left = Left::pack(body, Matrix::new(own, m, k).turned());
+            let left = Left::<f32>::pack(body, Matrix::new(own, m, k).turned());
             product_into(body, &left, &Right::pack(body, Matrix::new(x, m, d)), &mut y, false);
             y
         };

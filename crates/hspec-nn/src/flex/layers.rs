@@ -2,8 +2,9 @@
 
 use super::{Gradient, node, primitive, tracked, values};
 use crate::{
-    gemm::{Matrix, product},
-    simd::{Body, Op, Simd, Vector, exp, gated, rms_norm},
+    autocast::{Compute, compute},
+    gemm::{self, Matrix},
+    simd::{Body, Op, Pair, Simd, Vector, exp, gated, rms_norm},
 };
 use burn::tensor::{Tensor, backend::Backend};
 use burn_flex::FlexTensor;
@@ -19,7 +20,7 @@ const ELEMENTS: usize = 1 << 14;
 pub(crate) fn linear<B: Backend>(x: &Tensor<B, 2>, w: &Tensor<B, 2>) -> Option<Tensor<B, 2>> {
     let shape = [x.dims()[0], w.dims()[0], w.dims()[1]];
     let (x, w) = (tracked(x)?, tracked(w)?);
-    let gradient = Linear { x: x.primitive.clone(), w: w.primitive.clone(), shape };
+    let gradient = Linear { x: x.primitive.clone(), w: w.primitive.clone(), shape, compute: compute() };
     let [m, o, _] = shape;
     let y = gradient.forward();
     Some(node([x, w], primitive(y, [m, o]), gradient))
@@ -27,7 +28,7 @@ pub(crate) fn linear<B: Backend>(x: &Tensor<B, 2>, w: &Tensor<B, 2>) -> Option<T
 
 /// `x Wᵀ` of plain slices, `[m, in]` and `[out, in]`.
 pub(crate) fn times_turned(x: &[f32], w: &[f32], [m, o, i]: [usize; 3]) -> Vec<f32> {
-    product(Body::widest(), Matrix::new(x, m, i), Matrix::new(w, o, i).turned())
+    gemm::product::<f32>(Body::widest(), Matrix::new(x, m, i), Matrix::new(w, o, i).turned())
 }
 
 #[derive(Clone, Debug)]
@@ -36,20 +37,29 @@ struct Linear {
     w: FlexTensor,
     /// Rows, outputs, inputs.
     shape: [usize; 3],
+    compute: Compute,
 }
 
 impl Linear {
     fn forward(&self) -> Vec<f32> {
-        times_turned(values(&self.x), values(&self.w), self.shape)
+        let [m, o, i] = self.shape;
+        self.product(Matrix::new(values(&self.x), m, i), Matrix::new(values(&self.w), o, i).turned())
+    }
+
+    fn product(&self, a: Matrix<'_>, b: Matrix<'_>) -> Vec<f32> {
+        match self.compute {
+            Compute::F32 => gemm::product::<f32>(Body::widest(), a, b),
+            Compute::Bf16 => gemm::product::<Pair>(Body::widest(), a, b),
+        }
     }
 }
 
 impl Gradient<2> for Linear {
     fn backward(self, dy: &FlexTensor, [of_x, of_w]: [bool; 2]) -> [Option<FlexTensor>; 2] {
         let [m, o, i] = self.shape;
-        let (body, dy) = (Body::widest(), Matrix::new(values(dy), m, o));
-        let dx = || primitive(product(body, dy, Matrix::new(values(&self.w), o, i)), [m, i]);
-        let dw = || primitive(product(body, dy.turned(), Matrix::new(values(&self.x), m, i)), [o, i]);
+        let dy = Matrix::new(values(dy), m, o);
+        let dx = || primitive(self.product(dy, Matrix::new(values(&self.w), o, i)), [m, i]);
+        let dw = || primitive(self.product(dy.turned(), Matrix::new(values(&self.x), m, i)), [o, i]);
         [of_x.then(dx), of_w.then(dw)]
     }
 }
@@ -216,7 +226,11 @@ impl<const D: usize> Gradient<2> for Gate<D> {
 
 #[cfg(test)]
 mod tests {
-    use crate::{Linear, RmsNorm, SwiGlu, params};
+    use crate::{
+        Compute, Linear, RmsNorm, SwiGlu,
+        autocast::{autocast, product},
+        params,
+    };
     use burn::{
         backend::Autodiff,
         module::AutodiffModule,
@@ -287,5 +301,50 @@ mod tests {
             let mlp = (SwiGlu::random(i, o, 1.0, &p), SwiGlu::random(i, o, 1.0, &f));
             check(mlp, [m, i, i], (|l: &SwiGlu<_>, x| l.forward(x), |l: &SwiGlu<_>, x| l.forward(x)));
         }
+    }
+
+    /// Rounds to bf16 by way of Burn.
+    fn rounded(x: &TensorData) -> TensorData {
+        x.clone().convert::<burn::tensor::bf16>().convert::<f32>()
+    }
+
+    /// What a layer computes in bf16 is what it computes in f32 of rounded factors, forwards and backwards.
+    #[test]
+    fn a_layer_under_autocast_rounds_the_factors_of_its_products_and_nothing_else() {
+        let (m, i, o) = (37, 21, 18);
+        let (x, w, slope) = (random(vec![m, i]), random(vec![o, i]), random(vec![m, o]));
+        let layer =
+            |w: &TensorData| Linear::<Fast>::new(Tensor::from_data(w.clone(), &Default::default()), None);
+        let found = |x: &TensorData, w: &TensorData, slope: &TensorData, compute| {
+            let values = [("weight".to_owned(), w.clone())].into();
+            autocast(compute, || run(layer(w), &values, [x, slope], |l: &Linear<Fast>, x| l.forward(x)))
+        };
+        let narrow = found(&x, &w, &slope, Compute::Bf16);
+        let of_rounded = found(&rounded(&x), &rounded(&w), &rounded(&slope), Compute::F32);
+        let wide = found(&x, &w, &slope, Compute::F32);
+        for (((name, narrow), (_, expected)), (_, wide)) in narrow.iter().zip(of_rounded).zip(wide) {
+            let far =
+                |a: &[f32], b: &[f32]| a.iter().zip(b).fold(0f32, |most, (a, b)| most.max((a - b).abs()));
+            assert!(far(narrow, &expected) < 1e-4, "{name}: {}", far(narrow, &expected));
+            assert!(far(narrow, &wide) > 1e-3, "{name}: {}", far(narrow, &wide));
+        }
+        // In plain operations the sums are rounded too.
+        let [x, w] = [&x, &w].map(|t| Tensor::<Fast, 2>::from_data(t.clone(), &Default::default()));
+        let plain = autocast(Compute::Bf16, || product(x, w)).into_data().to_vec::<f32>().unwrap();
+        for (a, b) in plain.iter().zip(&narrow[0].1) {
+            assert!((a - b).abs() <= b.abs() / 256.0 + 1e-3, "{a} {b}");
+        }
+    }
+
+    /// A layer that does not learn is the target's, whose logits are what is learned.
+    #[test]
+    fn a_layer_without_gradients_heeds_no_autocast() {
+        let (x, w) = (random(vec![9, 21]), random(vec![5, 21]));
+        let run = |compute| {
+            let [x, w] =
+                [&x, &w].map(|t| Tensor::<burn_flex::Flex, 2>::from_data(t.clone(), &Default::default()));
+            autocast(compute, || Linear::new(w, None).forward(x)).into_data()
+        };
+        assert_eq!(run(Compute::Bf16), run(Compute::F32));
     }
 }

@@ -12,6 +12,7 @@ pub(super) fn run<O: Op>(op: O) -> O::Output {
 // SAFETY of all bodies: the trait's contract.
 unsafe impl Vector for __m256 {
     const LANES: usize = 8;
+    type Pairs = __m256i;
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
         unsafe { _mm256_set1_ps(x) }
@@ -29,15 +30,21 @@ unsafe impl Vector for __m256 {
         unsafe { _mm256_fmadd_ps(a, b, self) }
     }
     #[inline(always)]
-    unsafe fn upper(from: *const u32) -> Self {
-        unsafe {
-            let mask = _mm256_set1_epi32(0xffff_0000_u32 as i32);
-            _mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256(from.cast()), mask))
-        }
+    unsafe fn splat_pair(x: u32) -> __m256i {
+        unsafe { _mm256_set1_epi32(x as i32) }
     }
     #[inline(always)]
-    unsafe fn lower(from: *const u32) -> Self {
-        unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_loadu_si256(from.cast()))) }
+    unsafe fn load_pairs(from: *const u32) -> __m256i {
+        unsafe { _mm256_loadu_si256(from.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn upper(pairs: __m256i) -> Self {
+        let mask = 0xffff_0000_u32 as i32;
+        unsafe { _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(mask))) }
+    }
+    #[inline(always)]
+    unsafe fn lower(pairs: __m256i) -> Self {
+        unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<16>(pairs)) }
     }
     #[inline(always)]
     fn prefetch<T>(at: *const T) {

@@ -3,18 +3,21 @@
 //! An [`Op`] is written once over any register ([`Vector`]); a [`Body`] runs it compiled for one set of
 //! instructions. What an instruction set offers is in the file of its name, and nothing else there: all of
 //! them compute in the same order, so a result differs between bodies at most by the rounding of a fused
-//! multiplication and addition, and never by the number of rows that are computed together.
+//! multiplication and addition, or of two for bf16 numbers, and never by the number of rows that are computed
+//! together.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod element;
 mod math;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod portable;
 mod tile;
 
+pub use element::{Element, Pair, bf16};
 pub use math::{exp, gated, rms_norm};
 pub use tile::{PANEL, RowGroup, Simd, Tile, Weight, group_rows, pack_rows, turn};
 
@@ -35,10 +38,24 @@ pub unsafe trait Vector: Copy {
     unsafe fn store(self, to: *mut f32);
     /// `self + a b`.
     unsafe fn add_product(self, a: Self, b: Self) -> Self;
-    /// The upper halves of words: bf16 numbers, widened.
-    unsafe fn upper(from: *const u32) -> Self;
-    /// The lower halves of words.
-    unsafe fn lower(from: *const u32) -> Self;
+    /// A register of words, each two bf16 numbers.
+    type Pairs: Copy;
+    /// All lanes the word `x`.
+    unsafe fn splat_pair(x: u32) -> Self::Pairs;
+    /// Words from memory.
+    unsafe fn load_pairs(from: *const u32) -> Self::Pairs;
+    /// The upper halves of words, widened.
+    unsafe fn upper(pairs: Self::Pairs) -> Self;
+    /// The lower halves of words, widened.
+    unsafe fn lower(pairs: Self::Pairs) -> Self;
+    /// `self + a b`, summed over both halves of each word.
+    #[inline(always)]
+    unsafe fn add_products(self, a: Self::Pairs, b: Self::Pairs) -> Self {
+        unsafe {
+            let sum = self.add_product(Self::lower(a), Self::lower(b));
+            sum.add_product(Self::upper(a), Self::upper(b))
+        }
+    }
     /// Asks for the cache line at an address, which need not be valid.
     fn prefetch<T>(at: *const T);
 }
@@ -58,6 +75,8 @@ pub struct Body(Kind);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     #[cfg(target_arch = "x86_64")]
+    Avx512Bf16,
+    #[cfg(target_arch = "x86_64")]
     Avx512,
     #[cfg(target_arch = "x86_64")]
     Avx2,
@@ -72,7 +91,8 @@ impl Body {
         #[cfg(target_arch = "x86_64")]
         {
             if is_x86_feature_detected!("avx512f") {
-                return Self(Kind::Avx512);
+                let products = is_x86_feature_detected!("avx512bf16");
+                return Self(if products { Kind::Avx512Bf16 } else { Kind::Avx512 });
             }
             if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
                 return Self(Kind::Avx2);
@@ -89,8 +109,13 @@ impl Body {
     pub fn all() -> Vec<Self> {
         let mut all = vec![Self::widest()];
         #[cfg(target_arch = "x86_64")]
-        if all[0].0 == Kind::Avx512 && is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-            all.push(Self(Kind::Avx2));
+        {
+            if all[0].0 == Kind::Avx512Bf16 {
+                all.push(Self(Kind::Avx512));
+            }
+            if all[0].lanes() == 16 && is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+                all.push(Self(Kind::Avx2));
+            }
         }
         if all[0].0 != Kind::Portable {
             all.push(Self(Kind::Portable));
@@ -102,7 +127,7 @@ impl Body {
     pub fn lanes(self) -> usize {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
-            Kind::Avx512 => 16,
+            Kind::Avx512Bf16 | Kind::Avx512 => 16,
             #[cfg(target_arch = "aarch64")]
             Kind::Neon => 4,
             _ => 8,
@@ -113,6 +138,9 @@ impl Body {
     pub fn run<O: Op>(self, op: O) -> O::Output {
         match self.0 {
             // SAFETY: a body is only made after its instructions were found on this machine.
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx512Bf16 => unsafe { avx512::run_bf16(op) },
+            // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
             Kind::Avx512 => unsafe { avx512::run(op) },
             // SAFETY: as above.

@@ -12,6 +12,7 @@ pub(super) fn run<O: Op>(op: O) -> O::Output {
 // SAFETY of all bodies: the trait's contract.
 unsafe impl Vector for float32x4_t {
     const LANES: usize = 4;
+    type Pairs = uint32x4_t;
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
         unsafe { vdupq_n_f32(x) }
@@ -29,12 +30,20 @@ unsafe impl Vector for float32x4_t {
         unsafe { vfmaq_f32(self, a, b) }
     }
     #[inline(always)]
-    unsafe fn upper(from: *const u32) -> Self {
-        unsafe { vreinterpretq_f32_u32(vandq_u32(vld1q_u32(from), vdupq_n_u32(0xffff_0000))) }
+    unsafe fn splat_pair(x: u32) -> uint32x4_t {
+        unsafe { vdupq_n_u32(x) }
     }
     #[inline(always)]
-    unsafe fn lower(from: *const u32) -> Self {
-        unsafe { vreinterpretq_f32_u32(vshlq_n_u32::<16>(vld1q_u32(from))) }
+    unsafe fn load_pairs(from: *const u32) -> uint32x4_t {
+        unsafe { vld1q_u32(from) }
+    }
+    #[inline(always)]
+    unsafe fn upper(pairs: uint32x4_t) -> Self {
+        unsafe { vreinterpretq_f32_u32(vandq_u32(pairs, vdupq_n_u32(0xffff_0000))) }
+    }
+    #[inline(always)]
+    unsafe fn lower(pairs: uint32x4_t) -> Self {
+        unsafe { vreinterpretq_f32_u32(vshlq_n_u32::<16>(pairs)) }
     }
     #[inline(always)]
     fn prefetch<T>(_: *const T) {

@@ -9,6 +9,7 @@ pub struct Lanes([f32; 8]);
 // SAFETY of all bodies: pointers are valid by the trait's contract, and no instructions are needed.
 unsafe impl Vector for Lanes {
     const LANES: usize = 8;
+    type Pairs = [u32; 8];
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
         Self([x; 8])
@@ -29,14 +30,20 @@ unsafe impl Vector for Lanes {
         self
     }
     #[inline(always)]
-    unsafe fn upper(from: *const u32) -> Self {
-        let words = unsafe { from.cast::<[u32; 8]>().read_unaligned() };
-        Self(words.map(|w| f32::from_bits(w & 0xffff_0000)))
+    unsafe fn splat_pair(x: u32) -> [u32; 8] {
+        [x; 8]
     }
     #[inline(always)]
-    unsafe fn lower(from: *const u32) -> Self {
-        let words = unsafe { from.cast::<[u32; 8]>().read_unaligned() };
-        Self(words.map(|w| f32::from_bits(w << 16)))
+    unsafe fn load_pairs(from: *const u32) -> [u32; 8] {
+        unsafe { from.cast::<[u32; 8]>().read_unaligned() }
+    }
+    #[inline(always)]
+    unsafe fn upper(pairs: [u32; 8]) -> Self {
+        Self(pairs.map(|w| f32::from_bits(w & 0xffff_0000)))
+    }
+    #[inline(always)]
+    unsafe fn lower(pairs: [u32; 8]) -> Self {
+        Self(pairs.map(|w| f32::from_bits(w << 16)))
     }
     #[inline(always)]
     fn prefetch<T>(_: *const T) {}

@@ -1,6 +1,6 @@
 //! The one product that everything is made of: a few rows times a panel of 32 columns.
 
-use super::{Body, Vector};
+use super::{Body, Element, Vector};
 use std::marker::PhantomData;
 
 /// Columns of a panel.
@@ -15,35 +15,69 @@ const AHEAD: usize = 6144;
 pub unsafe trait Weight: Copy + Send + Sync + 'static {
     /// Elements per step.
     const STEP: usize;
+    /// What a row has at a step.
+    type Factor: Copy;
+    /// A register of weights, or of one factor.
+    type Register<V: Vector>: Copy;
     /// Register `vector` of the step.
     ///
     /// # Safety
     /// As [`Vector`]; the whole step is readable at `at`.
-    unsafe fn load<V: Vector>(at: *const Self, vector: usize) -> V;
+    unsafe fn load<V: Vector>(at: *const Self, vector: usize) -> Self::Register<V>;
+    /// All lanes the factor `x`.
+    ///
+    /// # Safety
+    /// As [`Vector`].
+    unsafe fn splat<V: Vector>(x: Self::Factor) -> Self::Register<V>;
+    /// `sum + x w`.
+    ///
+    /// # Safety
+    /// As [`Vector`].
+    unsafe fn add<V: Vector>(sum: V, x: Self::Register<V>, w: Self::Register<V>) -> V;
 }
 
 // SAFETY: registers number 32 / LANES, side by side.
 unsafe impl Weight for f32 {
     const STEP: usize = PANEL;
+    type Factor = f32;
+    type Register<V: Vector> = V;
     #[inline(always)]
     unsafe fn load<V: Vector>(at: *const Self, vector: usize) -> V {
         unsafe { V::load(at.add(vector * V::LANES)) }
+    }
+    #[inline(always)]
+    unsafe fn splat<V: Vector>(x: f32) -> V {
+        unsafe { V::splat(x) }
+    }
+    #[inline(always)]
+    unsafe fn add<V: Vector>(sum: V, x: V, w: V) -> V {
+        unsafe { sum.add_product(x, w) }
     }
 }
 
 // SAFETY: sixteen words; columns 0..16 are their upper halves and 16..32 their lower halves, as bf16.
 unsafe impl Weight for u32 {
     const STEP: usize = PANEL / 2;
+    type Factor = f32;
+    type Register<V: Vector> = V;
     #[inline(always)]
     unsafe fn load<V: Vector>(at: *const Self, vector: usize) -> V {
         let half = PANEL / 2 / V::LANES;
         unsafe {
             if vector < half {
-                V::upper(at.add(vector * V::LANES))
+                V::upper(V::load_pairs(at.add(vector * V::LANES)))
             } else {
-                V::lower(at.add((vector - half) * V::LANES))
+                V::lower(V::load_pairs(at.add((vector - half) * V::LANES)))
             }
         }
+    }
+    #[inline(always)]
+    unsafe fn splat<V: Vector>(x: f32) -> V {
+        unsafe { V::splat(x) }
+    }
+    #[inline(always)]
+    unsafe fn add<V: Vector>(sum: V, x: V, w: V) -> V {
+        unsafe { sum.add_product(x, w) }
     }
 }
 
@@ -95,7 +129,7 @@ pub fn pack_rows(packed: &mut [f32], x: &[f32], group: RowGroup, inner: usize) {
 
 /// Rows of the same length side by side: number `r < rows` goes to `r, r + stride, r + 2 stride ..`.
 #[inline(always)]
-pub fn turn<'a>(to: &mut [f32], stride: usize, rows: usize, row: impl Fn(usize) -> &'a [f32]) {
+pub fn turn<'a, E: Element>(to: &mut [E], stride: usize, rows: usize, row: impl Fn(usize) -> &'a [f32]) {
     let mut r = 0;
     while r < rows {
         // Stores of neighbours: single floats far apart would be scattered by the slowest of instructions.
@@ -114,10 +148,10 @@ pub fn turn<'a>(to: &mut [f32], stride: usize, rows: usize, row: impl Fn(usize) 
 }
 
 #[inline(always)]
-fn neighbours<const N: usize>(to: &mut [f32], stride: usize, rows: [&[f32]; N]) -> usize {
-    for (k, to) in to.chunks_mut(stride).take(rows[0].len()).enumerate() {
+fn neighbours<E: Element, const N: usize>(to: &mut [E], stride: usize, rows: [&[f32]; N]) -> usize {
+    for (k, to) in to.chunks_mut(stride).take(rows[0].len().div_ceil(E::STEPS)).enumerate() {
         for (to, row) in to[..N].iter_mut().zip(&rows) {
-            *to = row[k];
+            *to = E::of(row, k);
         }
     }
     N
@@ -129,9 +163,9 @@ pub struct Simd<V>(PhantomData<V>);
 
 /// `y[r, c] = Σ_k x[k, r] w[k, c]` for `rows` of `padded` rows and 32 columns, steps in ascending order.
 #[derive(Debug)]
-pub struct Tile<'a, W> {
+pub struct Tile<'a, W: Weight> {
     /// Packed rows, `[steps, padded]`.
-    pub x: &'a [f32],
+    pub x: &'a [W::Factor],
     /// Of the packed rows, how many there are really.
     pub rows: usize,
     /// Rows per step of `x`.
@@ -241,14 +275,14 @@ unsafe fn part<V: Vector, W: Weight, const R: usize, const N: usize>(
                     V::prefetch(w.cast::<u8>().wrapping_add(AHEAD + 64));
                 }
             }
-            let mut weights = [V::splat(0.0); N];
-            for n in 0..N {
+            let mut weights = [W::load::<V>(w, first); N];
+            for n in 1..N {
                 weights[n] = W::load::<V>(w, first + n);
             }
             for r in 0..R {
-                let value = V::splat(*x.add(r));
+                let value = W::splat::<V>(*x.add(r));
                 for n in 0..N {
-                    sums[r][n] = sums[r][n].add_product(value, weights[n]);
+                    sums[r][n] = W::add(sums[r][n], value, weights[n]);
                 }
             }
             x = x.add(R);

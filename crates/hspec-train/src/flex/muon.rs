@@ -3,9 +3,10 @@
 use crate::muon::{ITERATIONS, LEAST_NORM, MOMENTUM, QUINTIC};
 use burn::tensor::{Tensor, backend::Backend};
 use hspec_nn::{
+    autocast::{Compute, compute},
     flex,
     gemm::{Matrix, gram, product},
-    simd::Body,
+    simd::{Body, Element, Pair},
 };
 use rayon::prelude::*;
 
@@ -34,6 +35,10 @@ pub(crate) fn muon<B: Backend, const D: usize>(
     }
     let mut update = grad.to_vec();
     update.par_iter_mut().zip(&new).with_min_len(ELEMENTS).for_each(|(u, v)| *u += momentum * v);
+    let orthogonal = match compute() {
+        Compute::F32 => orthogonal::<f32>,
+        Compute::Bf16 => orthogonal::<Pair>,
+    };
     let update = match rows > columns {
         true => transposed(&orthogonal(transposed(&update, rows, columns), columns, rows), columns, rows),
         false => orthogonal(update, rows, columns),
@@ -45,20 +50,20 @@ pub(crate) fn muon<B: Backend, const D: usize>(
     Some((flex::tensor(moved, shape), flex::tensor(new, shape)))
 }
 
-/// Singular values of `[rows, columns]`, no taller than wide, brought near one.
-fn orthogonal(mut x: Vec<f32>, rows: usize, columns: usize) -> Vec<f32> {
+/// Singular values of `[rows, columns]`, no taller than wide, brought near one; factors of products are packed as `E`.
+fn orthogonal<E: Element>(mut x: Vec<f32>, rows: usize, columns: usize) -> Vec<f32> {
     let norm = (squares(&x).sqrt() as f32).max(LEAST_NORM);
     x.par_iter_mut().with_min_len(ELEMENTS).for_each(|x| *x /= norm);
     let (body, [a, b, c]) = (Body::widest(), QUINTIC);
     for _ in 0..ITERATIONS {
-        let once = gram(body, Matrix::new(&x, rows, columns));
+        let once = gram::<E>(body, Matrix::new(&x, rows, columns));
         // Symmetric, so that its square is its product with its transpose.
-        let mut sum = gram(body, Matrix::new(&once, rows, rows));
+        let mut sum = gram::<E>(body, Matrix::new(&once, rows, rows));
         for (i, (sum, once)) in sum.iter_mut().zip(&once).enumerate() {
             let kept = if i % (rows + 1) == 0 { a } else { 0.0 };
             *sum = kept + b * once + c * *sum;
         }
-        x = product(body, Matrix::new(&sum, rows, rows), Matrix::new(&x, rows, columns));
+        x = product::<E>(body, Matrix::new(&sum, rows, rows), Matrix::new(&x, rows, columns));
     }
     x
 }

@@ -6,9 +6,10 @@ use burn::tensor::{Tensor, backend::Backend};
 use burn_flex::FlexTensor;
 use hspec_core::drafter::Term;
 use hspec_nn::{
+    autocast::{Compute, compute},
     flex,
     gemm::{Left, Matrix, Right, product_into},
-    simd::Body,
+    simd::{Body, Element, Pair},
 };
 use rayon::prelude::*;
 
@@ -19,11 +20,11 @@ const PARTS: usize = 16;
 const BLOCKS: usize = 16;
 
 /// A term's values.
-struct Factors {
+struct Factors<E> {
     rows: FlexTensor,
     weight: FlexTensor,
     /// `[Vd, d]`, for the way back.
-    back: Right,
+    back: Right<E>,
     width: usize,
     /// Whether the weight learns.
     learns: bool,
@@ -44,6 +45,18 @@ pub(super) fn judged<B: Backend>(
     terms: &[Term<B>],
     k: usize,
 ) -> Option<(Vec<Slot>, Tensor<B, 1>)> {
+    match compute() {
+        Compute::F32 => judged_as::<B, f32>(bench, terms, k),
+        Compute::Bf16 => judged_as::<B, Pair>(bench, terms, k),
+    }
+}
+
+/// [`judged`], with the factors of all products packed as `E`.
+fn judged_as<B: Backend, E: Element>(
+    bench: &Bench<'_>,
+    terms: &[Term<B>],
+    k: usize,
+) -> Option<(Vec<Slot>, Tensor<B, 1>)> {
     let (body, vocab) = (Body::widest(), bench.table.width);
     let factors = terms.iter().map(|term| {
         let (rows, weight) = (flex::tracked(&term.rows)?, flex::tracked(&term.weight)?);
@@ -52,7 +65,7 @@ pub(super) fn judged<B: Backend>(
         let learns = weight.is_tracked();
         Some(Factors { rows: rows.primitive, weight: weight.primitive, back, width, learns })
     });
-    let factors: Vec<Factors> = factors.collect::<Option<_>>()?;
+    let factors: Vec<Factors<E>> = factors.collect::<Option<_>>()?;
     let weights = factors.iter().map(|f| Matrix::new(flex::values(&f.weight), vocab, f.width).turned());
     let weights: Vec<Matrix<'_>> = weights.collect();
     let forward = Right::pack_all(body, &weights);
@@ -91,10 +104,10 @@ pub(super) fn judged<B: Backend>(
     Some((slots, differentiable.into_iter().reduce(|a, b| a + b)?))
 }
 
-fn part(
+fn part<E: Element>(
     bench: &Bench<'_>,
-    factors: &[Factors],
-    forward: &Right,
+    factors: &[Factors<E>],
+    forward: &Right<E>,
     blocks: std::ops::Range<usize>,
     k: usize,
 ) -> Part {
@@ -129,7 +142,7 @@ fn part(
         }
 
         let gradient = Matrix::new(&logits, counted.len(), vocab);
-        let left = Left::pack(body, gradient);
+        let left = Left::<E>::pack(body, gradient);
         for (t, f) in factors.iter().enumerate() {
             let mut dx = vec![0f32; counted.len() * f.width];
             product_into(body, &left, &f.back, &mut dx, false);
@@ -137,7 +150,7 @@ fn part(
                 part.rows[t][(slot - start) * f.width..][..f.width].copy_from_slice(dx);
             }
             if f.learns {
-                let x = Right::pack(body, Matrix::new(&x[t], counted.len(), f.width));
+                let x = Right::<E>::pack(body, Matrix::new(&x[t], counted.len(), f.width));
                 product_into(body, &Left::pack(body, gradient.turned()), &x, &mut part.weights[t], true);
             }
         }
@@ -146,7 +159,7 @@ fn part(
 }
 
 /// The term's rows of some slots.
-fn gather(factors: &Factors, slots: &[usize]) -> Vec<f32> {
+fn gather<E>(factors: &Factors<E>, slots: &[usize]) -> Vec<f32> {
     let (rows, width) = (flex::values(&factors.rows), factors.width);
     slots.iter().flat_map(|&i| &rows[i * width..(i + 1) * width]).copied().collect()
 }

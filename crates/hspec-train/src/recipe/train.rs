@@ -6,6 +6,7 @@ use crate::{
     schedule::Schedule,
 };
 use hspec_core::{Error, Result};
+use hspec_nn::Compute;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
@@ -40,6 +41,31 @@ pub enum SlotWeights {
     Decay,
     /// By the drafter's own chance of getting that far (D-PACE), smoothed by `dpace_alpha`.
     Dpace,
+}
+
+/// The type in which a step's products are computed; parameters, gradients and optimiser states are f32 in any case.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase", remote = "Compute")]
+enum ComputeName {
+    F32,
+    Bf16,
+}
+
+/// Weights of the loss's terms for the first steps, in the place of the loop's own.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FirstPhase {
+    /// Share of the steps, more than none of them and less than all.
+    pub share: f64,
+    /// Weight of the cross-entropy.
+    #[serde(default)]
+    pub ce: f64,
+    /// Weight of the total variation distance.
+    #[serde(default)]
+    pub tv: f64,
+    /// Weight of the divergence of the drafter's law from the target's.
+    #[serde(default)]
+    pub kl: f64,
 }
 
 /// The loop. Learning rates warm up linearly over `warmup` of the steps and fall as `schedule` says.
@@ -88,6 +114,9 @@ pub struct Loop {
     /// How the learning rates fall after that.
     #[serde(default)]
     pub schedule: Schedule,
+    /// Type in which a step's products are computed, those of Muon included.
+    #[serde(default, with = "ComputeName")]
+    pub compute: Compute,
     /// Largest global gradient norm.
     #[serde(default = "one")]
     pub clip: f64,
@@ -100,6 +129,9 @@ pub struct Loop {
     /// Weight of the divergence of the drafter's law from the target's.
     #[serde(default)]
     pub kl: f64,
+    /// Other weights of these three, to begin with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub first_phase: Option<FirstPhase>,
     /// Weight of the confidence loss.
     #[serde(default = "one")]
     pub confidence: f64,
@@ -220,6 +252,15 @@ impl Loop {
         if self.ce + self.tv + self.kl == 0.0 {
             return refuse("ce", "0".into(), "a positive weight of ce, tv or kl");
         }
+        let Some(first) = &self.first_phase else { return Ok(()) };
+        if !(first.share > 0.0 && first.share < 1.0) {
+            return refuse("first_phase.share", first.share.to_string(), "more than 0 and less than 1");
+        }
+        let weights = [first.ce, first.tv, first.kl];
+        if weights.iter().any(|w| !w.is_finite() || *w < 0.0) || weights.iter().sum::<f64>() == 0.0 {
+            let found = format!("ce {}, tv {}, kl {}", first.ce, first.tv, first.kl);
+            return refuse("first_phase", found, "weights of at least 0, one of them positive");
+        }
         Ok(())
     }
 
@@ -233,12 +274,57 @@ impl Loop {
         (self.anchors_per_step / self.accumulate).max(1)
     }
 
-    /// The objective.
-    pub fn objective(&self) -> LossConfig {
+    /// The objective when this share of the steps is done.
+    pub fn objective(&self, progress: f64) -> LossConfig {
         let weighting = match self.weighting {
             SlotWeights::Decay => Weighting::Decay { gamma: self.gamma },
             SlotWeights::Dpace => Weighting::Dpace { alpha: self.dpace_alpha },
         };
-        LossConfig { ce: self.ce, tv: self.tv, kl: self.kl, confidence: self.confidence, weighting }
+        let (ce, tv, kl) = match self.first_phase {
+            Some(FirstPhase { share, ce, tv, kl }) if progress < share => (ce, tv, kl),
+            _ => (self.ce, self.tv, self.kl),
+        };
+        LossConfig { ce, tv, kl, confidence: self.confidence, weighting }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn recipe(more: &str) -> Result<Loop> {
+        let text = format!(
+            "steps = 10\ntokens_per_step = 64\nwarm_start = \"none\"\noptimizer = \"adamw\"\nlr = 1e-3\nce = 0.1\n\
+             tv = 0.9\n{more}"
+        );
+        let recipe: Loop = toml::from_str(&text).expect("a loop");
+        recipe.validate(Path::new("recipe.toml")).map(|()| recipe)
+    }
+
+    #[test]
+    fn the_first_phase_has_weights_of_its_own() {
+        let recipe = recipe("first_phase = { share = 0.3, ce = 1.0, kl = 0.5 }").unwrap();
+        let at = |progress| {
+            let LossConfig { ce, tv, kl, .. } = recipe.objective(progress);
+            (ce, tv, kl)
+        };
+        assert_eq!(
+            (at(0.0), at(0.2), at(0.3), at(0.9)),
+            ((1.0, 0.0, 0.5), (1.0, 0.0, 0.5), (0.1, 0.9, 0.0), (0.1, 0.9, 0.0))
+        );
+    }
+
+    #[test]
+    fn a_first_phase_without_end_or_weights_is_refused() {
+        for (phase, field) in [
+            ("share = 1.0, ce = 1.0", "first_phase.share"),
+            ("share = nan, ce = 1.0", "first_phase.share"),
+            ("share = 0.5", "first_phase"),
+            ("share = 0.5, ce = inf", "first_phase"),
+            ("share = 0.5, ce = 2.0, tv = -1.0", "first_phase"),
+        ] {
+            let error = recipe(&format!("first_phase = {{ {phase} }}")).unwrap_err().to_string();
+            assert!(error.contains(&format!("recipe.toml: train.{field}: found")), "{error}");
+        }
     }
 }

@@ -233,6 +233,46 @@ fn a_run_learns() {
     assert!(taus.len() == 3 && taus[2] > taus[0], "simulated tau: {taus:?}");
 }
 
+/// Products of bf16 change what a run learns by their rounding, and neither more nor not at all.
+#[test]
+fn a_run_in_bf16_learns_nearly_the_same() {
+    let _alone = alone();
+    let target = target();
+    let losses = |compute: &str| {
+        let recipe = recipe(|r| r.replace("steps = 8", &format!("steps = 8\n    compute = \"{compute}\"")));
+        let dir = tempfile::tempdir().unwrap();
+        train(&target, &recipe, &responses(&target, &recipe), dir.path(), false)
+    };
+    for (wide, narrow) in losses("f32").into_iter().zip(losses("bf16")) {
+        assert!((wide - narrow).abs() < 0.02 * wide && wide != narrow, "{wide} {narrow}");
+    }
+}
+
+#[test]
+fn a_backend_without_bf16_products_refuses_them() {
+    let _alone = alone();
+    let recipe = recipe(|r| r.replace("steps = 8", "steps = 8\n    compute = \"bf16\""));
+    let folder = hspec_goldens::root().join("targets/llama31-tiny");
+    let target = Target::<burn_ndarray::NdArray>::load(&folder, &Default::default()).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let trainer = Trainer::<Autodiff<burn_ndarray::NdArray>> {
+        recipe: &recipe,
+        recipe_file: Path::new("recipe.toml"),
+        target: &target,
+        target_name: "llama31-tiny",
+        commit: "abc1234",
+        stop_tokens: &[TokenId(2)],
+        init: None,
+        devices: &[],
+        limit: None,
+    };
+    let run = RunDir::open(dir.path(), &recipe, &Identity::new(&target, &prompts()), false).unwrap();
+    let responses = responses(&self::target(), &recipe);
+    let error = trainer.run(&responses, &run, &mut |_| {}).err().expect("refused").to_string();
+    assert!(error.contains("recipe.toml: train.compute: found \"bf16\""), "{error}");
+    assert!(error.contains("no bf16 products"), "{error}");
+}
+
 /// Batches, padding and the order of prompts change no answer, greedy or sampled.
 #[test]
 fn batched_answers_equal_single_requests() {

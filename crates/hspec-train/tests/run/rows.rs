@@ -52,7 +52,7 @@ impl<'a, L: Learner<A>> Scene<'a, L> {
             learner: L::learner(&drafter, target.device(), file).unwrap(),
             judge: Judge { norm: target.norm().clone(), head },
             store: FeatureStore::new(target, L::reads(&drafter), 1 << 24),
-            config: recipe.train.objective(),
+            config: recipe.train.objective(0.0),
         }
     }
 
