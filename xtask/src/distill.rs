@@ -11,7 +11,7 @@ use burn::tensor::backend::Backend;
 use hspec_core::prompts::{PromptFile, Prompts};
 use hspec_train::{
     recipe::{Data, GivenAnswers},
-    responses::{Answering, FORMAT, Finish, Origin, PromptTokens, Response, Sampling, documents},
+    responses::{Answering, FORMAT, Finish, Follow, Origin, PromptTokens, Response, Sampling, documents},
     run_dir::target_hash,
     select::{Renderer, Selection, select},
 };
@@ -195,40 +195,70 @@ pub(crate) fn answer<B: Backend>(
     file: &Path,
 ) -> anyhow::Result<(Vec<Response>, usize)> {
     let renderer = renderer(model, data)?;
-    let sampling = Sampling {
-        params: data.sampling()?,
-        seed,
-        max_new_tokens: data.max_new_tokens,
-        stop_tokens: &model.eos,
-        batch: data.batch,
-    };
-    let origin = Origin {
-        format: FORMAT.into(),
-        target: target_hash(&model.target),
-        template: renderer.template.hash().into(),
-        temperature: data.temperature,
-        top_k: data.top_k,
-        top_p: data.top_p,
-        seed,
-        max_new_tokens: data.max_new_tokens,
-    };
-    let answering = Answering {
-        target: &model.target,
-        sampling: &sampling,
-        origin: Some(&origin),
+    let talk = Talk {
+        prompts: &selection.prompts,
         follow: &|number, answers| selection.follow(number, answers, &renderer),
         given: &selection.given,
-        threads: workers::<B>(model.target.device()),
+        unit: "answers",
     };
-    let progress = Progress::count("answers", 0);
-    let (start, mut new_tokens) = (Instant::now(), 0);
-    let responses = answering.run(&selection.prompts, file, &mut |told| {
-        new_tokens = told.new_tokens;
-        progress.set_total(told.total as u64);
-        progress.rate(format!("{:.0} tokens/s", told.new_tokens as f64 / start.elapsed().as_secs_f64()));
-        progress.set(told.done as u64);
-    })?;
-    Ok((responses, new_tokens))
+    talk.hear(model, data, seed, file)
+}
+
+/// What a target is to say something to.
+pub(crate) struct Talk<'a> {
+    pub(crate) prompts: &'a [PromptTokens],
+    /// Later turns.
+    pub(crate) follow: &'a Follow<'a>,
+    /// Documents that go into the file as they are.
+    pub(crate) given: &'a [Response],
+    /// What is counted meanwhile.
+    pub(crate) unit: &'static str,
+}
+
+impl Talk<'_> {
+    /// Has it said into a file, or what that lacks; all turns, and the number of new tokens.
+    pub(crate) fn hear<B: Backend>(
+        &self,
+        model: &Model<B>,
+        data: &Data,
+        seed: u64,
+        file: &Path,
+    ) -> anyhow::Result<(Vec<Response>, usize)> {
+        let sampling = Sampling {
+            params: data.sampling()?,
+            seed,
+            max_new_tokens: data.max_new_tokens,
+            stop_tokens: &model.eos,
+            batch: data.batch,
+        };
+        let origin = Origin {
+            format: FORMAT.into(),
+            target: target_hash(&model.target),
+            template: model.template()?.hash().into(),
+            temperature: data.temperature,
+            top_k: data.top_k,
+            top_p: data.top_p,
+            seed,
+            max_new_tokens: data.max_new_tokens,
+        };
+        let answering = Answering {
+            target: &model.target,
+            sampling: &sampling,
+            origin: Some(&origin),
+            follow: self.follow,
+            given: self.given,
+            threads: workers::<B>(model.target.device()),
+        };
+        let progress = Progress::count(self.unit, 0);
+        let (start, mut new_tokens) = (Instant::now(), 0);
+        let responses = answering.run(self.prompts, file, &mut |told| {
+            new_tokens = told.new_tokens;
+            progress.set_total(told.total as u64);
+            progress.rate(format!("{:.0} tokens/s", told.new_tokens as f64 / start.elapsed().as_secs_f64()));
+            progress.set(told.done as u64);
+        })?;
+        Ok((responses, new_tokens))
+    }
 }
 
 /// What a run learns from, for its identity.

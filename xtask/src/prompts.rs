@@ -1,23 +1,22 @@
 //! `cargo xtask prompts`: prompts that a target writes itself.
 
 use crate::{
-    backend::{Common, with_backend, workers},
+    backend::{Common, with_backend},
+    distill::Talk,
     model::{Model, temperature, top_p},
-    output::probe,
-    progress::Progress,
+    output::probe_file,
 };
 use anyhow::Context;
 use burn::tensor::backend::Backend;
-use hspec_core::{checkpoint::write_atomic, decode::SamplingParams};
+use hspec_core::checkpoint::write_atomic;
 use hspec_train::{
-    responses::{Answering, FORMAT, Finish, Origin, PromptTokens, Response, Sampling},
-    run_dir::target_hash,
+    recipe::Data,
+    responses::{Finish, PromptTokens, Response},
 };
 use std::{
     collections::HashSet,
     fmt::Write as _,
     path::{Path, PathBuf},
-    time::Instant,
 };
 
 /// Have a target write prompts like those it was taught with.
@@ -27,7 +26,8 @@ use std::{
 /// kinds. Empty ones, those cut at the length limit and repetitions are left out.
 #[derive(clap::Args)]
 #[command(after_help = "\
-The prompts are JSON lines with `id` and `prompt`. Stopped at any moment, the same command continues.
+The prompts are JSON lines with `id` and `prompt`. Stopped at any moment, the same command continues; until it is
+done, its samples are in the file of that name with `.samples` behind it.
 
 Examples:
   cargo xtask prompts --count 2000 --out prompts.jsonl
@@ -44,13 +44,13 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
     /// Temperature of sampling.
-    #[arg(long, value_name = "T", default_value = "1", value_parser = temperature)]
+    #[arg(long, value_name = "T", default_value = "1", value_parser = temperature, allow_negative_numbers = true)]
     temperature: f64,
     /// Sample from the fewest tokens whose probabilities make up P.
     #[arg(long, value_name = "P", value_parser = top_p)]
     top_p: Option<f64>,
     /// Seed: the same seed gives the same prompts, another one others.
-    #[arg(long, value_name = "S", default_value_t = 0)]
+    #[arg(long, value_name = "S", default_value_t = 0, allow_negative_numbers = true)]
     seed: u64,
     /// The most tokens of a prompt.
     #[arg(long, value_name = "N", default_value = "128", value_parser = clap::value_parser!(u32).range(1..))]
@@ -64,84 +64,87 @@ pub(crate) struct Args {
 
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    let out = args.out.display();
     anyhow::ensure!(
         args.temperature > 0.0,
         "--temperature 0: found the one most probable prompt, expected a temperature above 0 to sample many"
     );
     // Prompts may be somebody's own work.
-    anyhow::ensure!(!args.out.exists(), "--out {}: found a file, expected none yet", args.out.display());
-    let folder = args.out.parent().filter(|folder| !folder.as_os_str().is_empty());
-    probe(folder.unwrap_or(Path::new(".")))?;
+    anyhow::ensure!(!args.out.is_file(), "--out {out}: found a file, expected none yet");
+    let packed = args.out.extension().is_some_and(|e| e == "gz" || e == "parquet");
+    anyhow::ensure!(!packed, "--out {out}: found a name of packed files, expected one for plain JSON lines");
+    probe_file("--out", &args.out)?;
     with_backend!(args.backend, |B, device| {
         write(args, &Model::<B>::load(args.target.as_deref(), &args.backend, &device)?)
     })
 }
 
 fn write<B: Backend>(args: &Args, model: &Model<B>) -> anyhow::Result<()> {
-    let partial = args.out.with_extension("samples.jsonl");
-    let samples = sample(args, model, &partial)?;
+    let (name, mut partial) = (args.out.file_stem().unwrap_or_default(), args.out.clone().into_os_string());
+    partial.push(".samples");
+    let samples = sample(args, model, &name.to_string_lossy(), Path::new(&partial))?;
     let mut seen = HashSet::new();
     let mut lines = String::new();
     for sample in &samples {
-        let text = model.tokenizer.decode(&sample.response_ids, true)?;
+        // Without the token that ends it.
+        let ([said @ .., _], Some(Finish::Stop)) = (&sample.response_ids[..], sample.finish) else {
+            continue;
+        };
+        let text = model.tokenizer.decode(said, true)?;
         let text = text.trim();
-        if sample.finish == Some(Finish::Stop) && !text.is_empty() && seen.insert(text.to_owned()) {
+        if !text.is_empty() && seen.insert(text.to_owned()) {
             writeln!(lines, "{}", serde_json::json!({ "id": sample.id, "prompt": text }))?;
         }
     }
-    let done = || std::fs::remove_file(&partial).with_context(|| partial.display().to_string());
-    if seen.is_empty() {
-        done()?;
-        anyhow::bail!(
-            "found no prompt among {} samples, all empty or cut at {} tokens",
-            samples.len(),
-            args.max_tokens
-        );
+    if !seen.is_empty() {
+        write_atomic(&args.out, |out| out.write_all(lines.as_bytes()))?;
     }
-    write_atomic(&args.out, |out| out.write_all(lines.as_bytes()))?;
-    done()?;
+    std::fs::remove_file(&partial).with_context(|| Path::new(&partial).display().to_string())?;
+    anyhow::ensure!(
+        !seen.is_empty(),
+        "found no prompt among {} samples, all empty or cut at {} tokens",
+        samples.len(),
+        args.max_tokens
+    );
     eprintln!("{} prompts of {} samples", seen.len(), samples.len());
     println!("{}", args.out.display());
     Ok(())
 }
 
 /// What the target says where its template lets a user speak.
-fn sample<B: Backend>(args: &Args, model: &Model<B>, file: &Path) -> anyhow::Result<Vec<Response>> {
-    let template = model.template()?;
-    let head = model.tokenizer.encode(&template.user_head()?)?;
-    let prompts: Vec<PromptTokens> = (0..args.count)
-        .map(|i| PromptTokens { id: format!("self-{}-{i}", args.seed), ids: head.clone() })
-        .collect();
-    let sampling = Sampling {
-        params: SamplingParams::new(args.temperature, None, args.top_p)?,
-        seed: args.seed,
-        max_new_tokens: args.max_tokens as usize,
-        stop_tokens: &model.eos,
+fn sample<B: Backend>(
+    args: &Args,
+    model: &Model<B>,
+    name: &str,
+    file: &Path,
+) -> anyhow::Result<Vec<Response>> {
+    let (before, behind) = model.template()?.user_turn()?;
+    let head = model.tokenizer.encode(&before)?;
+    anyhow::ensure!(
+        !head.is_empty(),
+        "chat template: found nothing before a user's message, expected a header to go on from"
+    );
+    // Else the model would go on into its own answer, and all of that be taken for a prompt.
+    let end = model.tokenizer.encode(behind.trim_start())?.first().copied();
+    anyhow::ensure!(
+        end.is_some_and(|end| model.eos.contains(&end)),
+        "chat template: found {behind:?} behind a user's message, expected a token that ends texts"
+    );
+    let (context, most) = (model.target.config().max_position_embeddings, args.max_tokens as usize);
+    anyhow::ensure!(
+        head.len().saturating_add(most) <= context,
+        "--max-tokens {most} behind {} of the chat template: the target's context has {context} tokens",
+        head.len()
+    );
+    let prompts: Vec<PromptTokens> =
+        (0..args.count).map(|i| PromptTokens { id: format!("{name}-{i}"), ids: head.clone() }).collect();
+    let data = Data {
+        max_new_tokens: most,
         batch: args.batch.into(),
-    };
-    let origin = Origin {
-        format: FORMAT.into(),
-        target: target_hash(&model.target),
-        template: template.hash().into(),
         temperature: args.temperature,
-        top_k: None,
         top_p: args.top_p,
-        seed: args.seed,
-        max_new_tokens: args.max_tokens as usize,
+        ..Data::default()
     };
-    let answering = Answering {
-        target: &model.target,
-        sampling: &sampling,
-        origin: Some(&origin),
-        follow: &|_, _| Ok(None),
-        given: &[],
-        threads: workers::<B>(model.target.device()),
-    };
-    let progress = Progress::count("prompts", 0);
-    let start = Instant::now();
-    Ok(answering.run(&prompts, file, &mut |told| {
-        progress.set_total(told.total as u64);
-        progress.rate(format!("{:.0} tokens/s", told.new_tokens as f64 / start.elapsed().as_secs_f64()));
-        progress.set(told.done as u64);
-    })?)
+    let talk = Talk { prompts: &prompts, follow: &|_, _| Ok(None), given: &[], unit: "prompts" };
+    Ok(talk.hear(model, &data, args.seed, file)?.0)
 }

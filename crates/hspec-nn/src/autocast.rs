@@ -9,7 +9,7 @@ pub enum Compute {
     /// 32 bits.
     #[default]
     F32,
-    /// 16 bits, eight of them of precision, for the factors of products; sums have 32.
+    /// 16 bits, eight of them of precision, for the factors of products.
     Bf16,
 }
 
@@ -18,8 +18,11 @@ thread_local! {
 }
 
 /// Runs `work`, in which this thread's [`Linear`](crate::Linear) layers on backends with gradients, and what asks
-/// [`compute`], compute their products in this type, forwards and backwards. Parameters, their gradients and
-/// everything else stay f32.
+/// [`compute`], compute their products in this type, forwards and backwards. Tensors stay f32. On flex only factors are
+/// rounded; elsewhere a product's result is a bf16 number too.
+///
+/// # Panics
+/// In a layer, where the backend does not know the type (`B::supports_dtype`).
 pub fn autocast<R>(compute: Compute, work: impl FnOnce() -> R) -> R {
     struct Back(Compute);
     impl Drop for Back {

@@ -1,6 +1,6 @@
 //! Products of matrices that are used once or twice, as in training: both are packed on the way.
 //!
-//! Every element is one sum in ascending order, whatever the number of threads and however the work is cut, so
+//! Every element is one sum in one order, whatever the number of threads and however the work is cut, so
 //! that neither timing nor other rows change a bit of it. Factors are packed as they are ([`f32`]) or rounded to
 //! bf16 ([`Pair`](crate::simd::Pair)); sums are f32.
 

@@ -21,7 +21,7 @@ use std::sync::{PoisonError, RwLock};
 static GRAPHS: RwLock<()> = RwLock::new(());
 
 /// One row of a step.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Row<B: Backend> {
     /// Its documents and what the target computed for them.
     pub packed: Packed<B>,

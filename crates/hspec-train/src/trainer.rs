@@ -18,10 +18,7 @@ use crate::{
     step::{self, Row, Sum},
     vocab, warm,
 };
-use burn::tensor::{
-    DType,
-    backend::{AutodiffBackend, Backend},
-};
+use burn::tensor::backend::{AutodiffBackend, Backend};
 use hspec_core::{
     Error, Result, TokenId,
     checkpoint::StoreAs,
@@ -29,7 +26,7 @@ use hspec_core::{
     drafter::{DraftVocab, Drafter, HSpec, dspark::DSpark, eagle3::Eagle3, peagle::PEagle, pruned_head},
     target::Target,
 };
-use hspec_nn::{Compute, autocast};
+use hspec_nn::autocast;
 use std::{
     ops::ControlFlow,
     path::Path,
@@ -102,10 +99,7 @@ impl<B: AutodiffBackend> Trainer<'_, B> {
         let recipe = &self.recipe.train;
         let device = self.target.device();
         check_ids(responses, self.target.config().vocab_size)?;
-        if recipe.compute == Compute::Bf16 && !B::supports_dtype(device, DType::BF16) {
-            let expected = "\"f32\": this backend has no bf16 products";
-            return Err(Error::invalid(self.recipe_file, "train.compute", "\"bf16\"", expected));
-        }
+        warm::check_compute::<B::InnerBackend>(self.recipe, device, self.recipe_file)?;
         let (held_out, training) = self.split(responses)?;
         let resumed = dir.newest(|path| {
             let drafter = L::load(path, self.target)?;
@@ -188,11 +182,10 @@ impl<B: AutodiffBackend> Trainer<'_, B> {
             let start = Instant::now();
             let (rows, at) = self.rows(packs, state.progress.step, run.steps)?;
             let scale = recipe.schedule.scale(state.progress.step, run.steps, recipe.warmup);
-            let progress = state.progress.step as f64 / run.steps as f64;
             let step = state.progress.step + 1;
             state.progress = Progress { step, epoch: at.0, cursor: at.1, ..state.progress };
             let tokens: usize = rows.iter().map(|row| row.packed.ids.len()).sum();
-            let metrics = autocast(recipe.compute, || self.step(state, rows, &judge, scale, progress))
+            let metrics = autocast(recipe.compute, || self.step(state, rows, &judge, scale))
                 .map_err(|e| stopped(&e, step, dir))?;
             match metrics {
                 None => {
@@ -275,11 +268,11 @@ impl<B: AutodiffBackend> Trainer<'_, B> {
         rows: Vec<Row<B::InnerBackend>>,
         judge: &Judge<B::InnerBackend>,
         scale: f64,
-        progress: f64,
     ) -> Result<Option<StepMetrics>> {
         let supervised: usize =
             rows.iter().map(|row| row.packed.loss_mask.iter().filter(|m| **m).count()).sum();
-        let config = self.recipe.train.objective(progress);
+        let done = rows.first().map_or(0.0, |row| row.draw.progress);
+        let config = self.recipe.train.objective(done);
         let Some(sum) = self.sum(&state.learner, rows, judge, &config)? else { return Ok(None) };
         let (grads, tally) = sum.mean(&state.learner);
         let (module, grad_norm) = state.optimizers.step(scale, state.learner.module().clone(), grads)?;

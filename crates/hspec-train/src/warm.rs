@@ -1,13 +1,14 @@
 //! What can be wrong about a recipe for a target, and a start from a drafter that exists.
 
 use crate::{kinds, recipe::Recipe};
-use burn::tensor::backend::Backend;
+use burn::tensor::{DType, backend::Backend};
 use hspec_core::{
     Error, Result,
     checkpoint::read_json,
     drafter::{Outline, outline},
     target::Target,
 };
+use hspec_nn::Compute;
 use serde_json::Value;
 use std::path::Path;
 
@@ -45,6 +46,7 @@ pub fn check<B: Backend>(recipe: &Recipe, target: &Target<B>, prompts: usize, fi
         };
         return refuse("train.tokens_per_step", found, format!("more than block_size, {slots}, in a row"));
     }
+    check_compute::<B>(recipe, target.device(), file)?;
     kinds::check_warm_start(recipe, target.config(), file)?;
     if let Some(id) = recipe.drafter.mask_token() {
         let row = target.embedding().narrow(0, id as usize, 1);
@@ -53,6 +55,15 @@ pub fn check<B: Backend>(recipe: &Recipe, target: &Target<B>, prompts: usize, fi
             let expected = "a token whose embedding is not zero, or every slot would start from nothing";
             return refuse("drafter.mask_token", id.to_string(), expected.into());
         }
+    }
+    Ok(())
+}
+
+/// Refuses products of a type that the backend does not know.
+pub(crate) fn check_compute<B: Backend>(recipe: &Recipe, device: &B::Device, file: &Path) -> Result<()> {
+    if recipe.train.compute == Compute::Bf16 && !B::supports_dtype(device, DType::BF16) {
+        let expected = "\"f32\": this backend has no bf16 products";
+        return Err(Error::invalid(file, "train.compute", "\"bf16\"", expected));
     }
     Ok(())
 }

@@ -206,32 +206,47 @@ fn distill_refuses_what_cannot_be_right() {
     }
 }
 
-/// A target's own prompts are what it says where its template lets a user speak, the same for the same seed.
+/// A turn ends with the token that ends texts.
+const CLOSED: &str =
+    "{% for m in messages %}w5 {{ m.content }} w2 {% endfor %}{% if add_generation_prompt %}w6 {% endif %}";
+
+/// A target's own prompts are what it says where its template lets a user speak.
 #[test]
 fn a_target_writes_prompts() {
     let scene = scene();
+    scene.write("target/chat_template.jinja", CLOSED);
     let prompts = |out: &str, more: &[&str]| {
         let args = ["prompts", "--target", "target", "--out", out, "--count", "60"];
-        let length = ["--max-tokens", "150"];
-        let length = if more.contains(&"--max-tokens") { &[][..] } else { &length };
-        scene.run(&[&args, length, more].concat())
+        let ended = scene.run(&[&args, more].concat());
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        ended.stderr
     };
-    let read = |name: &str| std::fs::read_to_string(scene.path(name)).unwrap();
-    let ended = prompts("p.jsonl", &["--seed", "3"]);
-    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
-    let found: Vec<Value> = read("p.jsonl").lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    assert!((1..60).contains(&found.len()), "{} prompts end by themselves", found.len());
-    for prompt in &found {
-        assert!(prompt["id"].as_str().unwrap().starts_with("self-3-"), "{prompt}");
-        let text = prompt["prompt"].as_str().unwrap();
-        assert!(!text.is_empty() && text.trim() == text, "{prompt}");
-    }
-    assert!(ended.stderr.contains(&format!("{} prompts of 60 samples", found.len())), "{}", ended.stderr);
-    assert!(!scene.path("p.samples.jsonl").exists());
-    assert_eq!(prompts("same.jsonl", &["--seed", "3"]).code, Some(0));
-    assert_eq!(read("same.jsonl"), read("p.jsonl"));
-    assert_eq!(prompts("other.jsonl", &["--seed", "4"]).code, Some(0));
-    assert_ne!(read("other.jsonl"), read("p.jsonl"));
+    let read = |name: &str| -> Vec<Value> {
+        let text = std::fs::read_to_string(scene.path(name)).unwrap();
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    };
+    let texts = |name: &str| -> Vec<String> {
+        read(name).iter().map(|prompt| prompt["prompt"].as_str().unwrap().to_owned()).collect()
+    };
+    let told = prompts("p.jsonl", &["--seed", "3"]);
+    let found = texts("p.jsonl");
+    assert!((10..60).contains(&found.len()), "{} prompts end by themselves", found.len());
+    assert!(told.contains(&format!("{} prompts of 60 samples", found.len())), "{told}");
+    assert_eq!(found.iter().collect::<std::collections::HashSet<_>>().len(), found.len());
+    assert!(found.iter().all(|text| !text.is_empty() && text.trim() == text && !text.contains("w2 ")));
+    assert!(read("p.jsonl").iter().all(|prompt| prompt["id"].as_str().unwrap().starts_with("p-")));
+    // The same whatever the batch; others with another seed.
+    prompts("same.jsonl", &["--seed", "3", "--batch", "7"]);
+    assert_eq!(texts("same.jsonl"), found);
+    prompts("other.jsonl", &["--seed", "4"]);
+    assert_ne!(texts("other.jsonl"), found);
+    // A run that was stopped goes on, and nothing but prompts stays.
+    let samples = "{\"id\":\"p-0\",\"prompt_ids\":[";
+    scene.remove("p.jsonl");
+    scene.write("p.jsonl.samples", samples);
+    prompts("p.jsonl", &["--seed", "3"]);
+    assert_eq!(texts("p.jsonl"), found);
+    assert!(!scene.path("p.jsonl.samples").exists());
     // They serve as prompts.
     let distill = [
         "distill",
@@ -245,17 +260,26 @@ fn a_target_writes_prompts() {
         "3",
     ];
     assert_eq!(scene.run(&distill).code, Some(0));
-    for (out, more, part) in [
-        ("cold.jsonl", ["--temperature", "0"], "expected a temperature above 0"),
-        ("p.jsonl", ["--seed", "5"], "p.jsonl: found a file, expected none yet"),
-    ] {
-        let refused = prompts(out, &more);
-        assert!(refused.code == Some(1) && refused.stderr.contains(part), "{}", refused.stderr);
-    }
-    let none = prompts("none.jsonl", &["--seed", "3", "--max-tokens", "1"]);
-    assert!(
-        none.code == Some(1) && none.stderr.contains("found no prompt among 60 samples"),
-        "{}",
-        none.stderr
-    );
+}
+
+#[test]
+fn prompts_that_cannot_be_written_are_refused() {
+    let scene = scene();
+    scene.write("target/chat_template.jinja", CLOSED);
+    let refused = |out: &str, more: &[&str], part: &str| {
+        let args = ["prompts", "--target", "target", "--out", out, "--count", "5"];
+        let ended = scene.run(&[&args, more].concat());
+        assert!(ended.code == Some(1) && ended.stderr.contains(part), "{part}: {}", ended.stderr);
+        assert!(!scene.path(&format!("{out}.samples")).exists());
+    };
+    refused("p.jsonl", &["--temperature", "0"], "expected a temperature above 0");
+    refused("talk.jsonl", &[], "talk.jsonl: found a file, expected none yet");
+    refused("target", &[], "found a folder, expected a file");
+    refused("p.jsonl.gz", &[], "found a name of packed files");
+    refused("p.jsonl", &["--max-tokens", "10000000"], "the target's context has");
+    refused("p.jsonl", &["--max-tokens", "1"], "found no prompt among 5 samples");
+    scene.write("target/chat_template.jinja", TEMPLATE);
+    refused("p.jsonl", &[], "expected a token that ends texts");
+    scene.write("target/chat_template.jinja", "{% for m in messages %}{{ m.content }} w2 {% endfor %}");
+    refused("p.jsonl", &[], "found nothing before a user's message");
 }

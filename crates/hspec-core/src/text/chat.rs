@@ -118,22 +118,21 @@ impl ChatTemplate {
         Self { thinking: Some(thinking), ..self }
     }
 
-    /// The text up to where the first user's message stands, which a model goes on from as the user.
+    /// The text before the first user's message, from which a model goes on as the user, and the text behind it.
     ///
     /// # Errors
     /// Those of [`render`](Self::render), and [`Error::Request`] where the template does not write the message as
     /// it is.
-    pub fn user_head(&self) -> Result<String> {
+    pub fn user_turn(&self) -> Result<(String, String)> {
         // Of the private use plane: no template writes it by itself.
         const MARK: char = '\u{f0000}';
-        let mut text = self.render(&[Message::user(MARK)], false)?;
-        let at = text.find(MARK).ok_or_else(|| Error::Request {
+        let text = self.render(&[Message::user(MARK)], false)?;
+        let around = text.split_once(MARK).ok_or_else(|| Error::Request {
             what: "chat template",
             found: format!("a user's message is not in {text:?}"),
             expected: "a template that writes it as it is".to_owned(),
-        })?;
-        text.truncate(at);
-        Ok(text)
+        });
+        around.map(|(before, behind)| (before.to_owned(), behind.to_owned()))
     }
 
     /// The text of a conversation; with `add_generation_prompt` it ends where the assistant's next turn
@@ -268,11 +267,11 @@ mod tests {
     }
 
     #[test]
-    fn a_users_head_is_all_before_the_first_message() {
+    fn a_users_turn_is_what_stands_around_the_first_message() {
         let chat =
             "{{ bos_token }}{% for m in messages %}<{{ m.role }}>\n{{ m.content | trim }}</>{% endfor %}";
-        assert_eq!(template(chat).unwrap().user_head().unwrap(), "<s><user>\n");
-        let error = template("{{ messages | length }}").unwrap().user_head().unwrap_err().to_string();
+        assert_eq!(template(chat).unwrap().user_turn().unwrap(), ("<s><user>\n".into(), "</>".into()));
+        let error = template("{{ messages | length }}").unwrap().user_turn().unwrap_err().to_string();
         assert!(error.contains("chat template") && error.contains("as it is"), "{error}");
     }
 

@@ -328,11 +328,18 @@ mod tests {
             assert!(far(narrow, &expected) < 1e-4, "{name}: {}", far(narrow, &expected));
             assert!(far(narrow, &wide) > 1e-3, "{name}: {}", far(narrow, &wide));
         }
-        // In plain operations the sums are rounded too.
-        let [x, w] = [&x, &w].map(|t| Tensor::<Fast, 2>::from_data(t.clone(), &Default::default()));
-        let plain = autocast(Compute::Bf16, || product(x, w)).into_data().to_vec::<f32>().unwrap();
-        for (a, b) in plain.iter().zip(&narrow[0].1) {
-            assert!((a - b).abs() <= b.abs() / 256.0 + 1e-3, "{a} {b}");
+        // In plain operations results are rounded too. (Burn's cast on flex rounds some numbers near a tie the wrong
+        // way, so that these are rounded before.)
+        let plain = run(
+            layer(&rounded(&w)),
+            &[("weight".to_owned(), rounded(&w))].into(),
+            [&rounded(&x), &rounded(&slope)],
+            |l: &Linear<Fast>, x| autocast(Compute::Bf16, || product(x, l.weight.val())),
+        );
+        for ((name, plain), (_, narrow)) in plain.iter().zip(&narrow) {
+            for (a, b) in plain.iter().zip(narrow) {
+                assert!((a - b).abs() <= b.abs() / 256.0 + 1e-3, "{name}: {a} {b}");
+            }
         }
     }
 

@@ -64,8 +64,8 @@ unsafe impl<const BF16: bool> Vector for Lanes<BF16> {
                 let [a, b] = [a, b].map(|x| std::mem::transmute::<__m512i, __m512bh>(x));
                 return Self(_mm512_dpbf16_ps(self.0, a, b));
             }
-            let sum = self.add_product(Self::lower(a), Self::lower(b));
-            sum.add_product(Self::upper(a), Self::upper(b))
+            let sum = self.add_product(Self::upper(a), Self::upper(b));
+            sum.add_product(Self::lower(a), Self::lower(b))
         }
     }
     #[inline(always)]

@@ -6,8 +6,9 @@ use super::{PANEL, Vector, Weight};
 pub trait Element: Weight<Factor = Self> + Default {
     /// Values of a factor per step.
     const STEPS: usize;
-    /// Step `k` of a line of values; what is missing at its end is zero.
-    fn of(line: &[f32], k: usize) -> Self;
+    /// The steps of a line of values, put into `buffer` unless they lie there already; what is missing at the end of
+    /// the last one is zero.
+    fn steps<'a>(line: &'a [f32], buffer: &'a mut [Self]) -> &'a [Self];
     /// A step of neighbouring lines, whose values lie in `lines`, in the order of the steps, at most
     /// [`Element::STEPS`].
     fn fill(to: &mut [Self], lines: [Option<&[f32]>; 2]);
@@ -16,8 +17,8 @@ pub trait Element: Weight<Factor = Self> + Default {
 impl Element for f32 {
     const STEPS: usize = 1;
     #[inline(always)]
-    fn of(line: &[f32], k: usize) -> Self {
-        line[k]
+    fn steps<'a>(line: &'a [f32], _: &'a mut [Self]) -> &'a [Self] {
+        line
     }
     #[inline(always)]
     fn fill(to: &mut [Self], lines: [Option<&[f32]>; 2]) {
@@ -42,8 +43,13 @@ impl Pair {
 impl Element for Pair {
     const STEPS: usize = 2;
     #[inline(always)]
-    fn of(line: &[f32], k: usize) -> Self {
-        Self::new(line[2 * k], line.get(2 * k + 1).copied().unwrap_or(0.0))
+    fn steps<'a>(line: &'a [f32], buffer: &'a mut [Self]) -> &'a [Self] {
+        let pairs = line.chunks_exact(2);
+        if let [even] = pairs.remainder() {
+            buffer[line.len() / 2] = Self::new(*even, 0.0);
+        }
+        buffer.iter_mut().zip(pairs).for_each(|(to, pair)| *to = Self::new(pair[0], pair[1]));
+        &buffer[..line.len().div_ceil(2)]
     }
     #[inline(always)]
     fn fill(to: &mut [Self], lines: [Option<&[f32]>; 2]) {

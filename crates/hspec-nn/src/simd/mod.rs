@@ -3,8 +3,8 @@
 //! An [`Op`] is written once over any register ([`Vector`]); a [`Body`] runs it compiled for one set of
 //! instructions. What an instruction set offers is in the file of its name, and nothing else there: all of
 //! them compute in the same order, so a result differs between bodies at most by the rounding of a fused
-//! multiplication and addition, or of two for bf16 numbers, and never by the number of rows that are computed
-//! together.
+//! multiplication and addition (and where bf16 numbers are multiplied in pairs by subnormals, which AVX-512 takes for
+//! zero), and never by the number of rows that are computed together.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -48,12 +48,12 @@ pub unsafe trait Vector: Copy {
     unsafe fn upper(pairs: Self::Pairs) -> Self;
     /// The lower halves of words, widened.
     unsafe fn lower(pairs: Self::Pairs) -> Self;
-    /// `self + a b`, summed over both halves of each word.
+    /// `self + a b`, the products of upper halves added before those of lower ones, as AVX-512's instruction does.
     #[inline(always)]
     unsafe fn add_products(self, a: Self::Pairs, b: Self::Pairs) -> Self {
         unsafe {
-            let sum = self.add_product(Self::lower(a), Self::lower(b));
-            sum.add_product(Self::upper(a), Self::upper(b))
+            let sum = self.add_product(Self::upper(a), Self::upper(b));
+            sum.add_product(Self::lower(a), Self::lower(b))
         }
     }
     /// Asks for the cache line at an address, which need not be valid.
@@ -91,7 +91,7 @@ impl Body {
         #[cfg(target_arch = "x86_64")]
         {
             if is_x86_feature_detected!("avx512f") {
-                let products = is_x86_feature_detected!("avx512bf16");
+                let products = is_x86_feature_detected!("avx512bf16") && is_x86_feature_detected!("avx512bw");
                 return Self(if products { Kind::Avx512Bf16 } else { Kind::Avx512 });
             }
             if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {

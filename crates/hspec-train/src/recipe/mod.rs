@@ -116,6 +116,10 @@ mod tests {
         let recipe = read(MINIMAL).unwrap();
         assert_eq!(recipe.train.gamma, 4.0);
         assert_eq!(read(&recipe.resolved()).unwrap(), recipe);
+        let first = "compute = \"bf16\"\nfirst_phase = { share = 0.5, kl = 1.0 }\n";
+        let recipe = read(&format!("{MINIMAL}{first}")).unwrap();
+        assert!(recipe.train.first_phase.is_some());
+        assert_eq!(read(&recipe.resolved()).unwrap(), recipe);
     }
 
     /// The paper mixes two sources 60 to 40.
@@ -162,6 +166,10 @@ mod tests {
         }
         let domino = "markov_rank = 4\ndomino = { emb_dim = 2, gru_hidden_dim = 2 }";
         let recipe = read(&MINIMAL.replace("markov_rank = 4", domino)).unwrap();
+        assert_eq!(read(&recipe.resolved()).unwrap(), recipe);
+        let first = "compute = \"bf16\"\nfirst_phase = { share = 0.5, kl = 1.0 }\n";
+        let recipe = read(&format!("{MINIMAL}{first}")).unwrap();
+        assert!(recipe.train.first_phase.is_some());
         assert_eq!(read(&recipe.resolved()).unwrap(), recipe);
     }
 

@@ -43,7 +43,7 @@ pub enum SlotWeights {
     Dpace,
 }
 
-/// The type in which a step's products are computed; parameters, gradients and optimiser states are f32 in any case.
+/// The type in which a step's products are computed; parameters and optimiser states are f32 in any case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", remote = "Compute")]
 enum ComputeName {
@@ -114,7 +114,7 @@ pub struct Loop {
     /// How the learning rates fall after that.
     #[serde(default)]
     pub schedule: Schedule,
-    /// Type in which a step's products are computed, those of Muon included.
+    /// Type in which linear layers, the loss's head and, on flex, Muon compute their products.
     #[serde(default, with = "ComputeName")]
     pub compute: Compute,
     /// Largest global gradient norm.

@@ -9,7 +9,7 @@ mod answer;
 mod file;
 mod rows;
 
-pub use answer::{Answering, PromptTokens, Sampling, Told, answer};
+pub use answer::{Answering, Follow, PromptTokens, Sampling, Told, answer};
 pub(crate) use file::drawn;
 pub use file::{FORMAT, Origin, read, read_documents};
 

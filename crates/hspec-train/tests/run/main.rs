@@ -248,27 +248,15 @@ fn a_run_in_bf16_learns_nearly_the_same() {
     }
 }
 
+/// Found before any work is done.
 #[test]
 fn a_backend_without_bf16_products_refuses_them() {
     let _alone = alone();
     let recipe = recipe(|r| r.replace("steps = 8", "steps = 8\n    compute = \"bf16\""));
     let folder = hspec_goldens::root().join("targets/llama31-tiny");
     let target = Target::<burn_ndarray::NdArray>::load(&folder, &Default::default()).unwrap();
-    let dir = tempfile::tempdir().unwrap();
-    let trainer = Trainer::<Autodiff<burn_ndarray::NdArray>> {
-        recipe: &recipe,
-        recipe_file: Path::new("recipe.toml"),
-        target: &target,
-        target_name: "llama31-tiny",
-        commit: "abc1234",
-        stop_tokens: &[TokenId(2)],
-        init: None,
-        devices: &[],
-        limit: None,
-    };
-    let run = RunDir::open(dir.path(), &recipe, &Identity::new(&target, &prompts()), false).unwrap();
-    let responses = responses(&self::target(), &recipe);
-    let error = trainer.run(&responses, &run, &mut |_| {}).err().expect("refused").to_string();
+    let error =
+        hspec_train::warm::check(&recipe, &target, 14, Path::new("recipe.toml")).unwrap_err().to_string();
     assert!(error.contains("recipe.toml: train.compute: found \"bf16\""), "{error}");
     assert!(error.contains("no bf16 products"), "{error}");
 }

@@ -81,6 +81,27 @@ fn every_recipe_makes_a_drafter_for_its_target() {
     }
 }
 
+/// What is compared at equal time is the way of learning: the same drafter but for its vocabulary, from the same data.
+#[test]
+fn the_small_budget_is_spent_on_one_drafter() {
+    let files = files(&recipes().join("budget"));
+    assert_eq!(files.len(), 10);
+    let (even, _) = trainable(&recipes().join("budget/even.toml"));
+    for file in files {
+        let (mut recipe, _) = trainable(&file);
+        assert_eq!(recipe.data, even.data, "{}", file.display());
+        if let (Shape::HSpec(shape), Shape::HSpec(even)) = (&mut recipe.drafter, &even.drafter) {
+            shape.draft_vocab = even.draft_vocab;
+        }
+        assert_eq!(recipe.drafter, even.drafter, "{}", file.display());
+        let train = &recipe.train;
+        assert_eq!(
+            (train.tokens_per_step, train.anchors_per_step, train.seed),
+            (even.train.tokens_per_step, even.train.anchors_per_step, even.train.seed)
+        );
+    }
+}
+
 /// The rows of the comparison differ in what they are, and in nothing else.
 #[test]
 fn the_study_compares_drafters_of_one_size() {

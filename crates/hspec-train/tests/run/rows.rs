@@ -11,7 +11,7 @@ use hspec_core::{
     drafter::{DraftVocab, HSpec, Term, dspark::DSpark, eagle3::Eagle3, peagle::PEagle, pruned_head},
     target::Target,
 };
-use hspec_nn::params;
+use hspec_nn::{Compute, autocast, params};
 use hspec_train::{
     features::FeatureStore,
     kinds::{Learner, Start},
@@ -93,6 +93,13 @@ fn assert_same(what: &str, found: &BTreeMap<String, Vec<f32>>, expected: &BTreeM
     }
 }
 
+/// Values that rounded factors give are near those of f32, and others.
+fn assert_rounded(what: &str, narrow: &[f32], wide: &[f32]) {
+    let squares = |x: &mut dyn Iterator<Item = f32>| x.map(|x| f64::from(x * x)).sum::<f64>().sqrt();
+    let off = squares(&mut narrow.iter().zip(wide).map(|(a, b)| a - b)) / squares(&mut wide.iter().copied());
+    assert!((1e-5..0.05).contains(&off), "{what}: off by {off}");
+}
+
 /// Two documents with one behind them that has nothing to learn from, so that neither's end is the row's.
 struct Documents([Response; 3]);
 
@@ -148,17 +155,21 @@ fn devices<L: Learner<A>>(scene: &mut Scene<'_, L>, what: &str, documents: &Docu
     let rows = vec![scene.row(&documents.of(&[0, 2])), scene.row(&documents.of(&[1, 2]))];
     let double = vec![scene.row(&documents.of(&[0, 1, 2]))];
     let device = scene.judge.norm.weight.device();
-    let shared = hspec_train::devices::sum::<A, L>(
-        &scene.learner,
-        rows,
-        &scene.judge,
-        &scene.config,
-        &[device.clone(), device],
-    );
-    let (shared, one) = (shared.unwrap().unwrap(), scene.sum(double));
-    assert_eq!(shared.tally.agreement, one.tally.agreement, "{what}");
+    let devices = [device.clone(), device];
+    let shared = |rows: Vec<Row<B>>| {
+        let sum =
+            hspec_train::devices::sum::<A, L>(&scene.learner, rows, &scene.judge, &scene.config, &devices);
+        sum.unwrap().unwrap()
+    };
+    let (wide, one) = (shared(rows.clone()), scene.sum(double));
+    assert_eq!(wide.tally.agreement, one.tally.agreement, "{what}");
     let mean = |sum: Sum| gradients(scene.learner.module(), &sum.mean(&scene.learner).0);
-    assert_same(&format!("{what} on two devices"), &mean(shared), &mean(one));
+    let wide = mean(wide);
+    assert_same(&format!("{what} on two devices"), &wide, &mean(one));
+    // Their threads compute in the type that this one asks for.
+    let narrow = mean(autocast(Compute::Bf16, || shared(rows)));
+    let values = |grads: &BTreeMap<String, Vec<f32>>| grads.values().flatten().copied().collect::<Vec<_>>();
+    assert_rounded(what, &values(&narrow), &values(&wide));
 }
 
 #[test]
@@ -331,6 +342,9 @@ fn a_sum_of_products_is_judged_as_the_logits_it_is() {
             pairs.for_each(|(a, b)| assert!((a - b).abs() < 1e-6, "{weighting:?}: {a} {b}"));
         }
         assert_eq!(run(false).2, parts.2, "whatever the order in which threads finish");
+        let narrow = autocast(Compute::Bf16, || run(false));
+        assert!((whole.0 - narrow.0).abs() < 1e-2, "{} {}", whole.0, narrow.0);
+        whole.2.iter().zip(&narrow.2).for_each(|(whole, narrow)| assert_rounded("the sum", narrow, whole));
     }
 }
 
