@@ -26,8 +26,8 @@ use std::{
 /// kinds. Empty ones, those cut at the length limit and repetitions are left out.
 #[derive(clap::Args)]
 #[command(after_help = "\
-The prompts are JSON lines with `id` and `prompt`. Stopped at any moment, the same command continues; until it is
-done, its samples are in the file of that name with `.samples` behind it.
+The prompts are JSON lines with `id` and `prompt`. Stopped at any moment, the same command
+continues; until it is done, its samples are in FILE.samples.
 
 Examples:
   cargo xtask prompts --count 2000 --out prompts.jsonl
@@ -40,7 +40,7 @@ pub(crate) struct Args {
     /// How often to sample; the prompts are fewer, by what is left out.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     count: u32,
-    /// File of the prompts.
+    /// File of the prompts; none may be there yet.
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
     /// Temperature of sampling.

@@ -6,9 +6,9 @@ use super::{PANEL, Vector, Weight};
 pub trait Element: Weight<Factor = Self> + Default {
     /// Values of a factor per step.
     const STEPS: usize;
-    /// The steps of a line of values, put into `buffer` unless they lie there already; what is missing at the end of
-    /// the last one is zero.
-    fn steps<'a>(line: &'a [f32], buffer: &'a mut [Self]) -> &'a [Self];
+    /// Puts the steps of rows of one length side by side, `stride` from one step to the next; what is missing at the
+    /// end of the last one is zero.
+    fn turn<const N: usize>(to: &mut [Self], stride: usize, rows: [&[f32]; N]);
     /// A step of neighbouring lines, whose values lie in `lines`, in the order of the steps, at most
     /// [`Element::STEPS`].
     fn fill(to: &mut [Self], lines: [Option<&[f32]>; 2]);
@@ -17,8 +17,12 @@ pub trait Element: Weight<Factor = Self> + Default {
 impl Element for f32 {
     const STEPS: usize = 1;
     #[inline(always)]
-    fn steps<'a>(line: &'a [f32], _: &'a mut [Self]) -> &'a [Self] {
-        line
+    fn turn<const N: usize>(to: &mut [Self], stride: usize, rows: [&[f32]; N]) {
+        for (k, to) in to.chunks_mut(stride).take(rows[0].len()).enumerate() {
+            for (to, row) in to[..N].iter_mut().zip(&rows) {
+                *to = row[k];
+            }
+        }
     }
     #[inline(always)]
     fn fill(to: &mut [Self], lines: [Option<&[f32]>; 2]) {
@@ -38,18 +42,35 @@ impl Pair {
     fn new(even: f32, odd: f32) -> Self {
         Self(u32::from(bf16(even)) | u32::from(bf16(odd)) << 16)
     }
+
+    /// A row's pairs, one behind the other.
+    #[inline(always)]
+    fn pack(to: &mut [Self], row: &[f32]) {
+        let pairs = row.chunks_exact(2);
+        if let [even] = pairs.remainder() {
+            to[row.len() / 2] = Self::new(*even, 0.0);
+        }
+        to.iter_mut().zip(pairs).for_each(|(to, pair)| *to = Self::new(pair[0], pair[1]));
+    }
 }
 
 impl Element for Pair {
     const STEPS: usize = 2;
     #[inline(always)]
-    fn steps<'a>(line: &'a [f32], buffer: &'a mut [Self]) -> &'a [Self] {
-        let pairs = line.chunks_exact(2);
-        if let [even] = pairs.remainder() {
-            buffer[line.len() / 2] = Self::new(*even, 0.0);
+    fn turn<const N: usize>(to: &mut [Self], stride: usize, rows: [&[f32]; N]) {
+        /// Pairs that are rounded one behind the other, in registers, before they are put among the neighbours'.
+        const CHUNK: usize = 64;
+        let mut lines = [[Self::default(); CHUNK]; N];
+        for from in (0..rows[0].len()).step_by(2 * CHUNK) {
+            let part = from..rows[0].len().min(from + 2 * CHUNK);
+            lines.iter_mut().zip(rows).for_each(|(line, row)| Self::pack(line, &row[part.clone()]));
+            let to = to[from / 2 * stride..].chunks_mut(stride).take(part.len().div_ceil(2));
+            for (k, to) in to.enumerate() {
+                for (to, line) in to[..N].iter_mut().zip(&lines) {
+                    *to = line[k];
+                }
+            }
         }
-        buffer.iter_mut().zip(pairs).for_each(|(to, pair)| *to = Self::new(pair[0], pair[1]));
-        &buffer[..line.len().div_ceil(2)]
     }
     #[inline(always)]
     fn fill(to: &mut [Self], lines: [Option<&[f32]>; 2]) {

@@ -149,20 +149,7 @@ pub fn turn<'a, E: Element>(to: &mut [E], stride: usize, rows: usize, row: impl 
 
 #[inline(always)]
 fn neighbours<E: Element, const N: usize>(to: &mut [E], stride: usize, rows: [&[f32]; N]) -> usize {
-    /// Steps that are rounded together, before they are put among the neighbours'.
-    const CHUNK: usize = 64;
-    let mut buffers = [[E::default(); CHUNK]; N];
-    for from in (0..rows[0].len()).step_by(CHUNK * E::STEPS) {
-        let mut lines: [&[E]; N] = [&[]; N];
-        for ((line, buffer), row) in lines.iter_mut().zip(&mut buffers).zip(rows) {
-            *line = E::steps(&row[from..row.len().min(from + CHUNK * E::STEPS)], buffer);
-        }
-        for (k, to) in to[from / E::STEPS * stride..].chunks_mut(stride).take(lines[0].len()).enumerate() {
-            for (to, line) in to[..N].iter_mut().zip(&lines) {
-                *to = line[k];
-            }
-        }
-    }
+    E::turn(to, stride, rows);
     N
 }
 
