@@ -1,9 +1,10 @@
 //! The recipes that come with the program.
 
 use hspec_core::{config::TargetConfig, drafter::outline};
+use hspec_nn::Compute;
 use hspec_train::{
     kinds,
-    recipe::{Recipe, Shape},
+    recipe::{Recipe, Shape, SlotWeights},
 };
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -81,25 +82,52 @@ fn every_recipe_makes_a_drafter_for_its_target() {
     }
 }
 
-/// What is compared at equal time is the way of learning: the same drafter but for its vocabulary, from the same data.
+/// What is compared at equal time differs from what it is compared with by what its name says, and by its steps.
 #[test]
 fn the_small_budget_is_spent_on_one_drafter() {
-    let files = files(&recipes().join("budget"));
-    assert_eq!(files.len(), 10);
-    let (even, _) = trainable(&recipes().join("budget/even.toml"));
-    for file in files {
-        let (mut recipe, _) = trainable(&file);
-        assert_eq!(recipe.data, even.data, "{}", file.display());
-        if let (Shape::HSpec(shape), Shape::HSpec(even)) = (&mut recipe.drafter, &even.drafter) {
-            shape.draft_vocab = even.draft_vocab;
-        }
-        assert_eq!(recipe.drafter, even.drafter, "{}", file.display());
-        let train = &recipe.train;
-        assert_eq!(
-            (train.tokens_per_step, train.anchors_per_step, train.seed),
-            (even.train.tokens_per_step, even.train.anchors_per_step, even.train.seed)
-        );
-    }
+    let folder = recipes().join("budget");
+    assert_eq!(files(&folder).len(), 10);
+    let read = |name: &str| trainable(&folder.join(format!("{name}.toml"))).0;
+    let differ = |name: &str, from: &str, change: &dyn Fn(&mut Recipe, &Recipe)| {
+        let (recipe, mut expected) = (read(name), read(from));
+        expected.train.steps = recipe.train.steps;
+        change(&mut expected, &recipe);
+        assert_eq!(recipe, expected, "{name} is {from} but for what its name says");
+    };
+    let start = |to: &mut Recipe, from: &Recipe| {
+        assert_ne!(to.train.warm_start, from.train.warm_start);
+        to.train.warm_start = from.train.warm_start;
+        to.train.mlp_layers.clone_from(&from.train.mlp_layers);
+    };
+    let phase = |to: &mut Recipe, from: &Recipe| {
+        assert!(to.train.first_phase.is_none() && from.train.first_phase.is_some());
+        to.train.first_phase = from.train.first_phase;
+    };
+    let muon = |to: &mut Recipe, from: &Recipe| {
+        assert_ne!(to.train.optimizer, from.train.optimizer);
+        (to.train.optimizer, to.train.lr) = (from.train.optimizer, from.train.lr);
+    };
+    let vocab = |to: &mut Recipe, from: &Recipe| {
+        assert_ne!(to.drafter, from.drafter);
+        to.drafter = from.drafter.clone();
+        assert_eq!(from.drafter.draft_vocab(), Some(12_288));
+    };
+    differ("warm-start", "published", &start);
+    differ("ce-first", "published", &phase);
+    differ("muon", "published", &muon);
+    differ("small-vocab", "published", &vocab);
+    differ("all", "published", &|to, from| {
+        start(to, from);
+        phase(to, from);
+        muon(to, from);
+        vocab(to, from);
+    });
+    differ("even", "all", &|to, _| {
+        (to.train.ce, to.train.tv, to.train.first_phase) = (0.5, 0.5, None);
+    });
+    differ("even-near", "even", &|to, _| to.train.gamma = 1.5);
+    differ("even-dpace", "even", &|to, _| to.train.weighting = SlotWeights::Dpace);
+    differ("even-f32", "even", &|to, _| to.train.compute = Compute::F32);
 }
 
 /// The rows of the comparison differ in what they are, and in nothing else.
