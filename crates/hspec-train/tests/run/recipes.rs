@@ -135,17 +135,15 @@ fn the_small_budget_is_spent_on_one_drafter() {
 fn the_study_compares_drafters_of_one_size() {
     let files = files(&recipes().join("study"));
     assert_eq!(files.len(), 6);
-    let shipped = Recipe::read(&recipes().join("smollm2-135m.toml")).unwrap();
-    // A shorter run of the same loop, which fits beside a second one.
-    let expected = hspec_train::recipe::Loop { steps: Some(200), feature_cache_mib: 4096, ..shipped.train };
+    let (hspec, _) = trainable(&recipes().join("study/hspec.toml"));
     for file in files {
         let (recipe, size) = trainable(&file);
         let off = size as f64 / 12.1e6 - 1.0;
         assert!(off.abs() < 0.03, "{}: {size} parameters", file.display());
-        assert_eq!(recipe.data, shipped.data);
+        assert_eq!(recipe.data, hspec.data);
         let mut train = recipe.train;
-        train.mlp_layers.clone_from(&expected.mlp_layers);
+        train.mlp_layers.clone_from(&hspec.train.mlp_layers);
         train.start_layers.clear();
-        assert_eq!(train, expected, "{}", file.display());
+        assert_eq!(train, hspec.train, "{}", file.display());
     }
 }
