@@ -23,6 +23,16 @@ const KV: usize = 2;
 const D: usize = 4;
 const HIDDEN: usize = 6;
 
+/// What has gradients.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Learns {
+    Nothing,
+    /// The weights and the block's input.
+    Block,
+    /// The prefix as well.
+    All,
+}
+
 struct Setup {
     module: PrefixAttention<B>,
     x: Vec<f32>,
@@ -84,33 +94,41 @@ impl Setup {
     fn run(&self) -> Vec<f32> {
         let (plain, fast) = (self.run_on::<B>(), self.run_on::<burn_flex::Flex>());
         assert_close("flex", &fast, &plain, Tolerance::Scaled(1e-5));
-        let (plain_slopes, fast_slopes) =
-            (self.slopes::<Autodiff<B>>(), self.slopes::<Autodiff<burn_flex::Flex>>());
-        for ((name, plain), (_, fast)) in plain_slopes.iter().zip(&fast_slopes) {
-            assert_close(name, fast, plain, Tolerance::Scaled(1e-5));
+        // A target's prefix does not learn, one of the drafter's own does; the rest learns the same.
+        for learns in [Learns::Block, Learns::All] {
+            let (plain_slopes, fast_slopes) =
+                (self.slopes::<Autodiff<B>>(learns), self.slopes::<Autodiff<burn_flex::Flex>>(learns));
+            assert_eq!(plain_slopes.len(), if learns == Learns::All { 7 } else { 5 });
+            for ((name, plain), (_, fast)) in plain_slopes.iter().zip(&fast_slopes) {
+                assert_close(name, fast, plain, Tolerance::Scaled(1e-5));
+            }
         }
         plain
     }
 
     fn run_on<B: Backend>(&self) -> Vec<f32> {
-        self.on::<B>(false).2.into_data().to_vec().unwrap()
+        self.on::<B>(Learns::Nothing).2.into_data().to_vec().unwrap()
     }
 
-    /// Gradients of a weighted sum of outputs: by the input and by each weight.
-    fn slopes<A: AutodiffBackend>(&self) -> Vec<(String, Vec<f32>)> {
-        let (module, x, out) = self.on::<A>(true);
+    /// Gradients of a weighted sum of outputs: by the input and by each weight, and by the prefix where it learns.
+    fn slopes<A: AutodiffBackend>(&self, learns: Learns) -> Vec<(String, Vec<f32>)> {
+        let (module, [x, keys, values], out) = self.on::<A>(learns);
         let weights: Vec<f32> = (0..out.shape().num_elements()).map(|i| (i as f32 * 0.7).sin()).collect();
         let weights = Tensor::<A, 3>::from_data(TensorData::new(weights, out.dims()), &out.device());
         let grads = (out * weights).sum().backward();
-        let of_x = x.grad(&grads).unwrap().into_data().to_vec().unwrap();
+        let inputs = [("x", &x), ("prefix keys", &keys), ("prefix values", &values)];
+        let of_inputs = inputs.into_iter().filter(|(_, x)| x.is_require_grad()).map(|(name, x)| {
+            // What no slot sees is no part of the graph, or one of slope zero.
+            let slope = x.grad(&grads).unwrap_or_else(|| x.zeros_like().inner());
+            (name.to_owned(), slope.into_data().to_vec().unwrap())
+        });
         let slopes = params::gradients(&module, &grads);
-        assert_eq!(slopes.len(), 4);
         let slopes = slopes.into_iter().map(|(name, slope)| (name, slope.to_vec().unwrap()));
-        std::iter::once(("x".to_owned(), of_x)).chain(slopes).collect()
+        of_inputs.chain(slopes).collect()
     }
 
-    /// Module, input and output on a backend.
-    fn on<B: Backend>(&self, trained: bool) -> (PrefixAttention<B>, Tensor<B, 3>, Tensor<B, 3>) {
+    /// Module, input with the prefix's keys and values, and output on a backend.
+    fn on<B: Backend>(&self, learns: Learns) -> (PrefixAttention<B>, [Tensor<B, 3>; 3], Tensor<B, 3>) {
         let device = Default::default();
         let linear = |i, o| Linear::<B>::random(i, o, false, 0.7, &device);
         let module = PrefixAttention {
@@ -123,6 +141,7 @@ impl Setup {
             head_dim: D,
         };
         let weights = params::collect(&self.module);
+        let trained = learns != Learns::Nothing;
         let module = params::fill(module, &device, |name| weights.get(name).cloned(), |_| trained).unwrap();
         let positions: Vec<Position> =
             self.anchors.iter().flat_map(|a| (0..self.k).map(|t| a.position + t)).collect();
@@ -130,13 +149,16 @@ impl Setup {
             q: self.rope().tables(&positions, HEADS, &device),
             k: self.rope().tables(&positions, KV, &device),
         };
-        let tensor =
-            |v: &[f32]| Tensor::<B, 3>::from_data(TensorData::new(v.to_vec(), [KV, self.total, D]), &device);
-        let prefix = Prefix { keys: tensor(&self.keys), values: tensor(&self.values) };
+        let tensor = |v: &[f32]| {
+            let data = TensorData::new(v.to_vec(), [KV, self.total, D]);
+            Tensor::<B, 3>::from_data(data, &device).set_require_grad(learns == Learns::All)
+        };
+        let (keys, values) = (tensor(&self.keys), tensor(&self.values));
+        let prefix = Prefix { keys: keys.clone(), values: values.clone() };
         let x = TensorData::new(self.x.clone(), [self.anchors.len(), self.k, HIDDEN]);
         let x = Tensor::from_data(x, &device).set_require_grad(trained);
         let out = module.forward(x.clone(), &self.anchors, &rope, Some(&prefix), &self.rule);
-        (module, x, out)
+        (module, [x, keys, values], out)
     }
 
     /// One block, one head and one slot at a time over the concatenated keys it may see.
@@ -276,6 +298,17 @@ proptest! {
             };
             assert_close("block", &alone.run(), &out[i * width..(i + 1) * width], Tolerance::Scaled(1e-5));
         }
+    }
+}
+
+/// So many blocks that each part of the sums over a prefix holds several, of one document or of two.
+#[test]
+fn many_blocks_of_several_documents_teach_their_prefixes() {
+    let places: Vec<(usize, usize)> = (0..50).map(|i| (i % 3, 5 * i)).collect();
+    for causal in [false, true] {
+        let rule = BlockRule { window: Some(6), rule: WindowRule::Serving, causal };
+        let setup = Setup::new(&[9, 30, 11], &places, 3, rule);
+        assert_close("output", &setup.run(), &setup.naive(), Tolerance::Scaled(1e-5));
     }
 }
 

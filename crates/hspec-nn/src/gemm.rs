@@ -4,14 +4,16 @@
 //! that neither timing nor other rows change a bit of it. Factors are packed as they are ([`f32`]) or rounded to
 //! bf16 ([`Pair`](crate::simd::Pair)); sums are f32.
 
-use crate::simd::{Body, Element, Op, PANEL, RowGroup, Simd, Tile, Vector, group_rows, turn};
+mod pack;
+
+pub use pack::{Left, Matrix, Right};
+
+use crate::simd::{Body, Element, Op, PANEL, RowGroup, Simd, Tile, Vector};
 use rayon::prelude::*;
-use std::ops::Range;
+use std::{mem::MaybeUninit, ops::Range};
 
 /// Multiplications below which threads cost more than they bring.
 const PARALLEL: usize = 1 << 20;
-/// Values below which packing is not shared out.
-const PACKED: usize = 1 << 16;
 /// Rows and steps of a block, which is read for every panel: a third of a megabyte, for the second cache.
 const ROWS: usize = 144;
 const STEPS: usize = 576;
@@ -19,183 +21,6 @@ const STEPS: usize = 576;
 const PANELS: usize = 12;
 /// Most rows computed at once.
 const MAX_PADDED: usize = 12;
-
-/// A matrix in memory.
-#[derive(Debug, Clone, Copy)]
-pub struct Matrix<'a> {
-    values: &'a [f32],
-    rows: usize,
-    columns: usize,
-    turned: bool,
-}
-
-impl<'a> Matrix<'a> {
-    /// `[rows, columns]`, row-major.
-    ///
-    /// # Panics
-    /// If the number of values is another.
-    pub fn new(values: &'a [f32], rows: usize, columns: usize) -> Self {
-        assert_eq!(values.len(), rows * columns);
-        Self { values, rows, columns, turned: false }
-    }
-
-    /// The transpose, of the same values.
-    #[must_use]
-    pub fn turned(self) -> Self {
-        Self { rows: self.columns, columns: self.rows, turned: !self.turned, ..self }
-    }
-
-    /// Row `i` of a matrix as it lies, or column `i` of a turned one.
-    #[inline(always)]
-    fn line(&self, i: usize) -> &'a [f32] {
-        let length = if self.turned { self.rows } else { self.columns };
-        &self.values[i * length..(i + 1) * length]
-    }
-
-    /// Part of the lines of a step, as many as there are of `lines`.
-    #[inline(always)]
-    fn lines<E: Element>(&self, step: usize, lines: usize, part: Range<usize>) -> [Option<&'a [f32]>; 2] {
-        [0, 1].map(|i| {
-            let line = step * E::STEPS + i;
-            (i < E::STEPS && line < lines).then(|| &self.line(line)[part.clone()])
-        })
-    }
-}
-
-/// Left factors `[m, k]` as tiles read them: groups of rows, `[k, padded]` each.
-pub struct Left<E> {
-    groups: Vec<RowGroup>,
-    packed: Vec<E>,
-    steps: usize,
-}
-
-impl<E: Element> Left<E> {
-    /// Packs `[m, k]`.
-    pub fn pack(body: Body, a: Matrix<'_>) -> Self {
-        Self::pack_all(body, &[a])
-    }
-
-    /// Packs matrices that lie side by side.
-    ///
-    /// # Panics
-    /// Unless they have the same number of rows.
-    pub fn pack_all(body: Body, parts: &[Matrix<'_>]) -> Self {
-        let rows = parts.first().map_or(0, |a| a.rows);
-        assert!(parts.iter().all(|a| a.rows == rows));
-        let steps = parts.iter().map(|a| a.columns.div_ceil(E::STEPS)).sum();
-        let groups = group_rows(body, rows, steps);
-        let mut packed = vec![E::default(); groups.last().map_or(0, |g| g.at + g.padded * steps)];
-        let mut blocks = Vec::with_capacity(groups.len());
-        let mut rest = packed.as_mut_slice();
-        for &group in &groups {
-            let (block, after) = rest.split_at_mut(group.padded * steps);
-            blocks.push((block, group));
-            rest = after;
-        }
-        let pack = |(block, group): (&mut [E], RowGroup)| {
-            let mut to = block;
-            for &a in parts {
-                let (block, rest) = to.split_at_mut(group.padded * a.columns.div_ceil(E::STEPS));
-                body.run(Pack { block, group, a });
-                to = rest;
-            }
-        };
-        if rows * steps == 0 {
-            // Nothing to pack: no rows, or sums of no products.
-        } else if rows * steps < PACKED {
-            blocks.into_iter().for_each(pack);
-        } else {
-            blocks.into_par_iter().for_each(pack);
-        }
-        Self { groups, packed, steps }
-    }
-}
-
-struct Pack<'a, E> {
-    block: &'a mut [E],
-    group: RowGroup,
-    a: Matrix<'a>,
-}
-
-impl<E: Element> Op for Pack<'_, E> {
-    type Output = ();
-    #[inline(always)]
-    fn run<V: Vector>(self, _: Simd<V>) {
-        let Self { block, group, a } = self;
-        let RowGroup { row, rows, padded, .. } = group;
-        if a.turned {
-            for (step, to) in block.chunks_exact_mut(padded).enumerate() {
-                E::fill(&mut to[..rows], a.lines::<E>(step, a.columns, row..row + rows));
-            }
-        } else {
-            turn(block, padded, padded, |r| a.line(row + r.min(rows - 1)));
-        }
-    }
-}
-
-/// Right factors `[k, n]` as tiles read them: panels of 32 columns, `[k, 32]` each.
-pub struct Right<E> {
-    packed: Vec<E>,
-    steps: usize,
-    columns: usize,
-}
-
-impl<E: Element> Right<E> {
-    /// Packs `[k, n]`.
-    pub fn pack(body: Body, b: Matrix<'_>) -> Self {
-        Self::pack_all(body, &[b])
-    }
-
-    /// Packs matrices that lie below one another.
-    ///
-    /// # Panics
-    /// Unless they have the same number of columns.
-    pub fn pack_all(body: Body, parts: &[Matrix<'_>]) -> Self {
-        let columns = parts.first().map_or(0, |b| b.columns);
-        assert!(parts.iter().all(|b| b.columns == columns));
-        let steps = parts.iter().map(|b| b.rows.div_ceil(E::STEPS)).sum::<usize>();
-        let mut packed = vec![E::default(); columns.div_ceil(PANEL) * steps * PANEL];
-        let fill = |(panel, to): (usize, &mut [E])| {
-            let mut to = to;
-            for &b in parts {
-                let (block, rest) = to.split_at_mut(b.rows.div_ceil(E::STEPS) * PANEL);
-                body.run(PackPanel { block, panel, b });
-                to = rest;
-            }
-        };
-        if packed.is_empty() {
-            // Nothing to pack, as above.
-        } else if packed.len() < PACKED {
-            packed.chunks_mut(steps * PANEL).enumerate().for_each(fill);
-        } else {
-            packed.par_chunks_mut(steps * PANEL).enumerate().for_each(fill);
-        }
-        Self { packed, steps, columns }
-    }
-}
-
-struct PackPanel<'a, E> {
-    block: &'a mut [E],
-    panel: usize,
-    b: Matrix<'a>,
-}
-
-impl<E: Element> Op for PackPanel<'_, E> {
-    type Output = ();
-    #[inline(always)]
-    fn run<V: Vector>(self, _: Simd<V>) {
-        let Self { block, panel, b } = self;
-        let from = panel * PANEL;
-        let width = PANEL.min(b.columns - from);
-        if b.turned {
-            turn(block, PANEL, width, |c| b.line(from + c));
-        } else {
-            for (step, to) in block.chunks_exact_mut(PANEL).enumerate() {
-                E::fill(&mut to[..width], b.lines::<E>(step, b.rows, from..from + width));
-            }
-        }
-    }
-}
 
 /// `a b`, `[m, n]` row-major.
 pub fn product<E: Element>(body: Body, a: Matrix<'_>, b: Matrix<'_>) -> Vec<f32> {
@@ -206,28 +31,41 @@ pub fn product<E: Element>(body: Body, a: Matrix<'_>, b: Matrix<'_>) -> Vec<f32>
 pub fn gram<E: Element>(body: Body, a: Matrix<'_>) -> Vec<f32> {
     let (left, right) = (Left::<E>::pack(body, a), Right::pack(body, a.turned()));
     let n = a.rows;
-    let mut y = vec![0f32; n * n];
-    fill(body, &left, &right, &mut y, true);
-    for i in 0..n {
-        for j in 0..i {
-            y[i * n + j] = y[j * n + i];
+    filled(n * n, left.steps, |y| {
+        fill(body, &left, &right, y, true);
+        for i in 0..n {
+            for j in 0..i {
+                y[i * n + j] = y[j * n + i];
+            }
         }
-    }
-    y
+    })
 }
 
 /// [`product`] of packed factors.
 pub fn packed_product<E: Element>(body: Body, a: &Left<E>, b: &Right<E>) -> Vec<f32> {
-    let m = a.groups.last().map_or(0, |g| g.row + g.rows);
-    let mut y = vec![0f32; m * b.columns];
-    fill(body, a, b, &mut y, false);
+    filled(rows(a) * b.columns, a.steps, |y| fill(body, a, b, y, false))
+}
+
+/// A result that `write` writes as a whole, of sums of `steps` products, and that is not zeroed before.
+fn filled(length: usize, steps: usize, write: impl FnOnce(&mut [MaybeUninit<f32>])) -> Vec<f32> {
+    if steps == 0 {
+        return vec![0.0; length];
+    }
+    let mut y = Vec::with_capacity(length);
+    write(&mut y.spare_capacity_mut()[..length]);
+    // SAFETY: with steps to add up, both callers have every element written.
+    unsafe { y.set_len(length) };
     y
+}
+
+/// Rows of left factors.
+fn rows<E>(a: &Left<E>) -> usize {
+    a.groups.last().map_or(0, |g| g.row + g.rows)
 }
 
 /// [`packed_product`] on this thread, into the rows of `y`; added to what is there if `accumulate`.
 pub fn product_into<E: Element>(body: Body, a: &Left<E>, b: &Right<E>, y: &mut [f32], accumulate: bool) {
-    let m = a.groups.last().map_or(0, |g| g.row + g.rows);
-    assert_eq!((a.steps, y.len()), (b.steps, m * b.columns));
+    assert_eq!((a.steps, y.len()), (b.steps, rows(a) * b.columns));
     let cells = Cells { y: y.as_mut_ptr(), output: b.columns };
     for groups in a.groups.chunks(ROWS / MAX_PADDED) {
         let panels = 0..b.columns.div_ceil(PANEL);
@@ -235,9 +73,10 @@ pub fn product_into<E: Element>(body: Body, a: &Left<E>, b: &Right<E>, y: &mut [
     }
 }
 
-fn fill<E: Element>(body: Body, a: &Left<E>, b: &Right<E>, y: &mut [f32], upper: bool) {
-    assert_eq!(a.steps, b.steps, "the factors fit each other");
-    let cells = Cells { y: y.as_mut_ptr(), output: b.columns };
+/// Writes the product; if only its `upper` half is wanted, no tiles that lie below the diagonal.
+fn fill<E: Element>(body: Body, a: &Left<E>, b: &Right<E>, y: &mut [MaybeUninit<f32>], upper: bool) {
+    assert_eq!((a.steps, y.len()), (b.steps, rows(a) * b.columns), "the factors fit each other");
+    let cells = Cells { y: y.as_mut_ptr().cast(), output: b.columns };
     let panels = b.columns.div_ceil(PANEL);
     let tasks: Vec<_> = a
         .groups
@@ -305,7 +144,7 @@ impl<E: Element> Op for Block<'_, E> {
                             continue;
                         }
                         let mut block = [0f32; MAX_PADDED * PANEL];
-                        for r in 0..rows {
+                        for r in (0..rows).filter(|_| accumulate) {
                             let from = y.add(r * cells.output);
                             std::ptr::copy_nonoverlapping(from, block[r * PANEL..].as_mut_ptr(), width);
                         }

@@ -5,12 +5,15 @@ use crate::{Anchor, BlockRule, Prefix};
 use burn::tensor::{Tensor, backend::Backend};
 use burn_flex::FlexTensor;
 use hspec_nn::{
-    flex::{self, Gradient},
+    flex::{self, Gradient, Tracked},
     gemm::{Left, Matrix, Right, product_into},
     simd::{Body, Op, Simd, Vector, exp},
 };
 use rayon::prelude::*;
 use std::ops::Range;
+
+/// Parts in which the gradients of a prefix are added up, whatever the number of threads.
+const PARTS: usize = 16;
 
 /// [`super::rotate`].
 pub(super) fn rotate<B: Backend>(
@@ -44,7 +47,7 @@ impl Gradient<1> for Turn {
     }
 }
 
-/// [`super::blocks`]; none where a prefix learns.
+/// [`super::blocks`].
 pub(super) fn blocks<B: Backend>(
     q: &Tensor<B, 2>,
     own: (&Tensor<B, 2>, &Tensor<B, 2>),
@@ -55,62 +58,126 @@ pub(super) fn blocks<B: Backend>(
 ) -> Option<Tensor<B, 2>> {
     let (shape, own_shape) = (q.dims(), own.0.dims());
     let prefix = match prefix {
-        Some(p) => {
-            let (keys, values) = (flex::tracked(&p.keys)?, flex::tracked(&p.values)?);
-            if keys.is_tracked() || values.is_tracked() {
-                return None;
-            }
-            Some((Rows::of(keys.primitive), Rows::of(values.primitive)))
-        }
+        Some(p) => Some((flex::tracked(&p.keys)?, flex::tracked(&p.values)?)),
         None => None,
     };
     let (q, keys, values) = (flex::tracked(q)?, flex::tracked(own.0)?, flex::tracked(own.1)?);
+    let rows = |x: &Tracked| Rows::of(x.primitive.clone());
     let blocks = Blocks {
         q: q.primitive.clone(),
         keys: keys.primitive.clone(),
         values: values.primitive.clone(),
-        prefix,
+        prefix: prefix.as_ref().map(|(keys, values)| (rows(keys), rows(values))),
         anchors: anchors.to_vec(),
         rule: *rule,
         shape: Shape { heads: shape[1] / d, rep: shape[1] / own_shape[1], d },
     };
     let out = flex::primitive(blocks.attend(), shape);
-    Some(flex::node([q, keys, values], out, blocks))
+    Some(match prefix {
+        Some(prefix) => flex::node([q, keys, values, prefix.0, prefix.1], out, blocks),
+        None => flex::node([q, keys, values], out, blocks),
+    })
 }
 
+/// Without a prefix.
 impl Gradient<3> for Blocks {
     fn backward(self, output: &FlexTensor, _: [bool; 3]) -> [Option<FlexTensor>; 3] {
-        let ((k, kv), Shape { heads, rep, d }) = (self.sizes(), self.shape);
-        let (rows, width, own_width) = (self.anchors.len() * k, heads * d, kv * d);
-        let mut dq = vec![0f32; rows * width];
-        let (mut d_keys, mut d_values) = (vec![0f32; rows * own_width], vec![0f32; rows * own_width]);
-        let dy = flex::values(output);
-        let of_keys = d_keys.par_chunks_mut(k * own_width).zip(d_values.par_chunks_mut(k * own_width));
-        dq.par_chunks_mut(k * width).zip(of_keys).enumerate().for_each(
-            |(block, (dq, (d_keys, d_values)))| {
-                for head in 0..kv {
-                    let part = self.head(block, head, dy);
-                    for t in 0..k {
-                        let to = &mut dq[t * width + head * rep * d..][..rep * d];
-                        to.copy_from_slice(&part[0][t * rep * d..][..rep * d]);
-                        for (to, from) in [(&mut *d_keys, &part[1]), (&mut *d_values, &part[2])] {
-                            to[t * own_width + head * d..][..d].copy_from_slice(&from[t * d..][..d]);
-                        }
-                    }
-                }
-            },
-        );
-        [
-            Some(flex::primitive(dq, [rows, width])),
-            Some(flex::primitive(d_keys, [rows, own_width])),
-            Some(flex::primitive(d_values, [rows, own_width])),
-        ]
+        self.gradients(output, false).0.map(Some)
+    }
+}
+
+impl Gradient<5> for Blocks {
+    fn backward(self, output: &FlexTensor, wanted: [bool; 5]) -> [Option<FlexTensor>; 5] {
+        let ([q, keys, values], prefix) = self.gradients(output, wanted[3] || wanted[4]);
+        let [prefix_keys, prefix_values] = prefix.map_or([None, None], |prefix| prefix.map(Some));
+        [Some(q), Some(keys), Some(values), prefix_keys, prefix_values]
+    }
+}
+
+/// Gradients of a part of a prefix, keys and values: `[kv, span, d]` each.
+struct Outside {
+    span: Range<usize>,
+    sums: [Vec<f32>; 2],
+}
+
+impl Outside {
+    /// Adds those of one head for the rows `span`, `[span, d]` each.
+    fn add(&mut self, head: usize, span: &Range<usize>, gradients: [&[f32]; 2]) {
+        let Some(d) = gradients[0].len().checked_div(span.len()) else { return };
+        let at = (head * self.span.len() + span.start - self.span.start) * d;
+        for (to, from) in self.sums.iter_mut().zip(gradients) {
+            to[at..at + from.len()].iter_mut().zip(from).for_each(|(to, x)| *to += x);
+        }
     }
 }
 
 impl Blocks {
-    /// A block's gradients in one key-value head: of its queries `[k * rep, d]`, its keys and its values `[k, d]`.
-    fn head(&self, block: usize, head: usize, dy: &[f32]) -> [Vec<f32>; 3] {
+    /// Gradients of the queries, of the blocks' own keys and their values, and, if it `learns`, of the prefix's
+    /// keys and values.
+    fn gradients(&self, output: &FlexTensor, learns: bool) -> ([FlexTensor; 3], Option<[FlexTensor; 2]>) {
+        let ((k, kv), Shape { heads, rep, d }) = (self.sizes(), self.shape);
+        let (n, width, own_width) = (self.anchors.len(), heads * d, kv * d);
+        let mut dq = vec![0f32; n * k * width];
+        let (mut d_keys, mut d_values) = (vec![0f32; n * k * own_width], vec![0f32; n * k * own_width]);
+        let dy = flex::values(output);
+        let together = if learns { n.div_ceil(PARTS) } else { 1 };
+        let keys = d_keys.par_chunks_mut(together * k * own_width);
+        let of_keys = keys.zip(d_values.par_chunks_mut(together * k * own_width));
+        let parts = dq.par_chunks_mut(together * k * width).zip(of_keys).enumerate();
+        let parts = parts.map(|(part, (dq, (d_keys, d_values)))| {
+            let blocks = part * together..n.min((part + 1) * together);
+            let span = blocks.clone().filter(|_| learns).map(|block| self.span(block)).reduce(union);
+            let span = span.unwrap_or(0..0);
+            let sums = [0, 1].map(|_| vec![0f32; kv * span.len() * d]);
+            let mut outside = Outside { span, sums };
+            for (i, block) in blocks.enumerate() {
+                for head in 0..kv {
+                    let [of_q, of_keys, of_values] = self.head(block, head, dy, learns);
+                    let (before, of_keys) = of_keys.split_at(of_keys.len() - k * d);
+                    let (before_values, of_values) = of_values.split_at(of_values.len() - k * d);
+                    for t in 0..k {
+                        let to = &mut dq[(i * k + t) * width + head * rep * d..][..rep * d];
+                        to.copy_from_slice(&of_q[t * rep * d..][..rep * d]);
+                        for (to, from) in [(&mut *d_keys, of_keys), (&mut *d_values, of_values)] {
+                            to[(i * k + t) * own_width + head * d..][..d]
+                                .copy_from_slice(&from[t * d..][..d]);
+                        }
+                    }
+                    if learns {
+                        outside.add(head, &self.span(block), [before, before_values]);
+                    }
+                }
+            }
+            outside
+        });
+        let parts: Vec<Outside> = parts.collect();
+        let own = |x: Vec<f32>, width| flex::primitive(x, [n * k, width]);
+        let prefix = self.prefix.as_ref().filter(|_| learns).map(|(keys, _)| {
+            let total = flex::values(&keys.tensor).len() / own_width;
+            let mut all = Outside { span: 0..total, sums: [0, 1].map(|_| vec![0f32; kv * total * d]) };
+            for Outside { span, sums } in &parts {
+                for head in 0..kv {
+                    let rows = head * span.len() * d..(head + 1) * span.len() * d;
+                    all.add(head, span, [&sums[0][rows.clone()], &sums[1][rows]]);
+                }
+            }
+            all.sums.map(|x| flex::primitive(x, [kv, total, d]))
+        });
+        ([own(dq, width), own(d_keys, own_width), own(d_values, own_width)], prefix)
+    }
+
+    /// Rows of the prefix that hold all that a block's slots see.
+    fn span(&self, block: usize) -> Range<usize> {
+        if self.prefix.is_none() {
+            return 0..0;
+        }
+        let slots = 0..self.sizes().0;
+        slots.map(|t| self.rule.prefix(&self.anchors[block], t)).reduce(union).unwrap_or(0..0)
+    }
+
+    /// A block's gradients in one key-value head: of its queries `[k * rep, d]`, of its keys and of its values
+    /// `[k, d]`; if the prefix `learns`, of the keys and values of its [span](Self::span) before them.
+    fn head(&self, block: usize, head: usize, dy: &[f32], learns: bool) -> [Vec<f32>; 3] {
         let ((k, kv), Shape { heads, rep, d }) = (self.sizes(), self.shape);
         let (body, anchor, own_width) = (Body::widest(), &self.anchors[block], kv * d);
         let slots = block * k..(block + 1) * k;
@@ -119,10 +186,8 @@ impl Blocks {
         let dy: Vec<f32> = slots.clone().flat_map(|t| &dy[at(t)..at(t) + rep * d]).copied().collect();
 
         // All keys that some slot sees, the block's own last.
-        let (mut keys, mut values, mut span) = (Vec::new(), Vec::new(), 0..0);
+        let (mut keys, mut values, span) = (Vec::new(), Vec::new(), self.span(block));
         if let Some((prefix_keys, prefix_values)) = &self.prefix {
-            let seen = (0..k).map(|t| self.rule.prefix(anchor, t)).filter(|seen| !seen.is_empty());
-            span = seen.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end)).unwrap_or(0..0);
             for (to, from) in [(&mut keys, prefix_keys), (&mut values, prefix_values)] {
                 let rows = from.at(&[head]);
                 span.clone().for_each(|j| to.extend_from_slice(&rows[j * from.stride..][..d]));
@@ -153,17 +218,25 @@ impl Blocks {
         let left = Left::<f32>::pack(body, Matrix::new(&slopes, m, all));
         product_into(body, &left, &Right::pack(body, Matrix::new(&keys, all, d)), &mut dq, false);
         dq.iter_mut().for_each(|x| *x *= scale);
-        let own = |x: &[f32]| -> Vec<f32> {
-            x.chunks_exact(all).flat_map(|row| &row[span.len()..]).copied().collect()
-        };
-        let times = |own: &[f32], x: &[f32]| {
-            let mut y = vec![0f32; k * d];
-            let left = Left::<f32>::pack(body, Matrix::new(own, m, k).turned());
+        let from = if learns { 0 } else { span.len() };
+        let times = |slopes: &[f32], x: &[f32]| {
+            let learned: Vec<f32> = slopes.chunks_exact(all).flat_map(|row| &row[from..]).copied().collect();
+            let mut y = vec![0f32; (all - from) * d];
+            let left = Left::<f32>::pack(body, Matrix::new(&learned, m, all - from).turned());
             product_into(body, &left, &Right::pack(body, Matrix::new(x, m, d)), &mut y, false);
             y
         };
         // The queries are scaled already.
-        [dq, times(&own(&slopes), &q), times(&own(&weights), &dy)]
+        [dq, times(&slopes, &q), times(&weights, &dy)]
+    }
+}
+
+/// The least range that holds both, of which an empty one holds nothing.
+fn union(a: Range<usize>, b: Range<usize>) -> Range<usize> {
+    match (a.is_empty(), b.is_empty()) {
+        (_, true) => a,
+        (true, _) => b,
+        _ => a.start.min(b.start)..a.end.max(b.end),
     }
 }
 

@@ -59,10 +59,11 @@ fn orthogonal<E: Element>(mut x: Vec<f32>, rows: usize, columns: usize) -> Vec<f
         let once = gram::<E>(body, Matrix::new(&x, rows, columns));
         // Symmetric, so that its square is its product with its transpose.
         let mut sum = gram::<E>(body, Matrix::new(&once, rows, rows));
-        for (i, (sum, once)) in sum.iter_mut().zip(&once).enumerate() {
-            let kept = if i % (rows + 1) == 0 { a } else { 0.0 };
-            *sum = kept + b * once + c * *sum;
-        }
+        sum.par_iter_mut()
+            .zip(&once)
+            .with_min_len(ELEMENTS)
+            .for_each(|(sum, once)| *sum = b * once + c * *sum);
+        sum.iter_mut().step_by(rows + 1).for_each(|diagonal| *diagonal += a);
         x = product::<E>(body, Matrix::new(&sum, rows, rows), Matrix::new(&x, rows, columns));
     }
     x
