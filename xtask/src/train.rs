@@ -15,7 +15,10 @@ use hspec_core::{
     provenance::commit,
 };
 use hspec_train::{
-    Trainer, feature_cache, kinds,
+    Trainer,
+    caches::{self, Caches},
+    features::Cached,
+    kinds,
     recipe::Recipe,
     responses::{PromptTokens, Response, check_ids, documents, read_documents},
     run_dir::{Identity, RunDir, target_hash},
@@ -43,7 +46,8 @@ Examples:
   cargo xtask train --recipe mine.toml --target models/mine --prompts a.jsonl --out runs/mine
   cargo xtask train --recipe mine.toml --prompts b.jsonl --out runs/second --init runs/mine/best
   cargo xtask train --recipe mine.toml --prompts a.jsonl --out runs/mine-1 --seed 1
-  cargo xtask train --recipe mine.toml --responses responses.jsonl --cache features --show-mask 3")]
+  cargo xtask train --recipe mine.toml --responses responses.jsonl --cache features --show-mask 3
+  cargo xtask train --recipe mine.toml --responses old.jsonl new.jsonl --cache features-old features-new")]
 pub(crate) struct Args {
     /// What to train and how, a TOML file; recipes/ holds some.
     #[arg(long, value_name = "FILE")]
@@ -54,13 +58,13 @@ pub(crate) struct Args {
     /// Prompt files, JSON lines, gzipped or not, each with a weight or none [default: the recipe's].
     #[arg(long, value_name = "FILE[:WEIGHT]", num_args = 1..)]
     prompts: Vec<PromptFile>,
-    /// Answers that `cargo xtask distill` wrote, in the place of prompts [default: the recipe's].
-    #[arg(long, value_name = "FILE", conflicts_with = "prompts")]
-    responses: Option<PathBuf>,
-    /// Features that `cargo xtask cache` wrote, or a folder of DeepSpec's, which needs no answers beside it [default:
-    /// the recipe's, or none].
-    #[arg(long, value_name = "DIR")]
-    cache: Option<PathBuf>,
+    /// Files of answers that `cargo xtask distill` wrote, in the place of prompts [default: the recipe's].
+    #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with = "prompts")]
+    responses: Vec<PathBuf>,
+    /// Folders of features that `cargo xtask cache` wrote, which hold all answers between them, or of DeepSpec's, which
+    /// need no answers beside them [default: the recipe's, or none].
+    #[arg(long, value_name = "DIR", num_args = 1..)]
+    cache: Vec<PathBuf>,
     /// Show this many samples, with what is learned from marked, before training.
     #[arg(long, value_name = "N", default_value_t = 0)]
     show_mask: usize,
@@ -94,17 +98,21 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let mut recipe = Recipe::read(&args.recipe)?;
     recipe.train.seed = args.seed.unwrap_or(recipe.train.seed);
     let data = &mut recipe.data;
-    data.cache = args.cache.clone().or(data.cache.take());
-    data.responses = args.responses.clone().or(data.responses.take().filter(|_| args.prompts.is_empty()));
-    let prompts = match (&data.responses, &args.prompts[..]) {
-        (Some(_), _) => None,
+    if !args.cache.is_empty() {
+        data.cache.clone_from(&args.cache);
+    }
+    if !args.responses.is_empty() || !args.prompts.is_empty() {
+        data.responses.clone_from(&args.responses);
+    }
+    let prompts = match (&data.responses[..], &args.prompts[..]) {
+        ([_, ..], _) => None,
         // A folder of DeepSpec's holds tokens beside features.
-        (None, []) if data.prompts.is_empty() && data.cache.is_some() => None,
-        (None, []) if data.prompts.is_empty() => anyhow::bail!(
+        ([], []) if data.prompts.is_empty() && !data.cache.is_empty() => None,
+        ([], []) if data.prompts.is_empty() => anyhow::bail!(
             "no prompts: name files with --prompts or in the recipe's data.prompts, or answers with --responses"
         ),
-        (None, []) => Some(Prompts::read(&data.prompts)?),
-        (None, files) => Some(Prompts::read(files)?),
+        ([], []) => Some(Prompts::read(&data.prompts)?),
+        ([], files) => Some(Prompts::read(files)?),
     };
     if args.resume && !out.join("recipe.toml").exists() {
         eprintln!("there is no run in {} to continue: starting one", out.display());
@@ -187,27 +195,27 @@ impl Run<'_> {
         prompts: Option<&Prompts>,
     ) -> anyhow::Result<Finish> {
         let (data, seed) = (&recipe.data, recipe.train.seed);
-        let (dir, documents) = match (&data.responses, prompts, &data.cache) {
-            (Some(file), ..) => {
+        let (dir, documents) = match (&data.responses[..], prompts, &data.cache[..]) {
+            (files @ [_, ..], ..) => {
                 let template = model.chat.as_ref().map(|template| template.hash());
                 let hash = target_hash(&model.target);
-                let documents = read_documents(file, &hash, template, seed, data.max_prompts)?;
+                let documents = read_documents(files, &hash, template, seed, data.max_prompts)?;
                 self.check(model, recipe, &documents)?;
                 (self.open(model, recipe, &tokens(&documents))?, documents)
             }
-            (None, Some(prompts), _) => {
+            ([], Some(prompts), _) => {
                 let selection = selected(model, prompts, data, seed)?;
                 let known = [&selection.prompts[..], &tokens(&selection.given)].concat();
                 let dir = self.open(model, recipe, &known)?;
                 let (answers, _) = answer(model, &selection, data, seed, &dir.file("responses.jsonl"))?;
                 (dir, documents(answers))
             }
-            (None, None, Some(cache)) => {
-                let documents = feature_cache::read_documents(cache, seed, data.max_prompts)?;
+            ([], None, folders @ [_, ..]) => {
+                let documents = caches::read_documents(folders, seed, data.max_prompts)?;
                 self.check(model, recipe, &documents)?;
                 (self.open(model, recipe, &tokens(&documents))?, documents)
             }
-            (None, None, None) => anyhow::bail!("neither prompts nor responses"),
+            ([], None, []) => anyhow::bail!("neither prompts nor responses"),
         };
         if self.show_mask > 0 {
             mask::show(&documents, self.show_mask, &model.tokenizer)?;
@@ -236,8 +244,8 @@ impl Run<'_> {
         documents: &[Response],
     ) -> anyhow::Result<()> {
         check_ids(documents, model.target.config().vocab_size)?;
-        if let Some(cache) = &recipe.data.cache {
-            let cache = feature_cache::open::<B>(cache)?;
+        if !recipe.data.cache.is_empty() {
+            let cache = Caches::<B>::open(&recipe.data.cache)?;
             let reads = kinds::reads(recipe, model.target.config(), self.recipe_file)?;
             cache.check(&reads, &model.target)?;
             documents.iter().try_for_each(|document| cache.holds(document))?;

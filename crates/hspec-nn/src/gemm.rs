@@ -31,41 +31,43 @@ pub fn product<E: Element>(body: Body, a: Matrix<'_>, b: Matrix<'_>) -> Vec<f32>
 pub fn gram<E: Element>(body: Body, a: Matrix<'_>) -> Vec<f32> {
     let (left, right) = (Left::<E>::pack(body, a), Right::pack(body, a.turned()));
     let n = a.rows;
-    filled(n * n, left.steps, |y| {
+    let write = |y: &mut [MaybeUninit<f32>]| {
         fill(body, &left, &right, y, true);
         for i in 0..n {
             for j in 0..i {
                 y[i * n + j] = y[j * n + i];
             }
         }
-    })
+    };
+    // SAFETY: no tile above or on the diagonal is left out, and what lies below it is written after.
+    unsafe { filled(n * n, left.steps, write) }
 }
 
 /// [`product`] of packed factors.
 pub fn packed_product<E: Element>(body: Body, a: &Left<E>, b: &Right<E>) -> Vec<f32> {
-    filled(rows(a) * b.columns, a.steps, |y| fill(body, a, b, y, false))
+    assert_eq!(a.steps, b.steps, "the factors fit each other");
+    // SAFETY: all tiles together are the result.
+    unsafe { filled(a.rows() * b.columns, a.steps, |y| fill(body, a, b, y, false)) }
 }
 
-/// A result that `write` writes as a whole, of sums of `steps` products, and that is not zeroed before.
-fn filled(length: usize, steps: usize, write: impl FnOnce(&mut [MaybeUninit<f32>])) -> Vec<f32> {
+/// A result that is not zeroed before `write` writes it: sums of `steps` products.
+///
+/// # Safety
+/// `write` writes every element.
+unsafe fn filled(length: usize, steps: usize, write: impl FnOnce(&mut [MaybeUninit<f32>])) -> Vec<f32> {
     if steps == 0 {
         return vec![0.0; length];
     }
     let mut y = Vec::with_capacity(length);
     write(&mut y.spare_capacity_mut()[..length]);
-    // SAFETY: with steps to add up, both callers have every element written.
+    // SAFETY: the caller's.
     unsafe { y.set_len(length) };
     y
 }
 
-/// Rows of left factors.
-fn rows<E>(a: &Left<E>) -> usize {
-    a.groups.last().map_or(0, |g| g.row + g.rows)
-}
-
 /// [`packed_product`] on this thread, into the rows of `y`; added to what is there if `accumulate`.
 pub fn product_into<E: Element>(body: Body, a: &Left<E>, b: &Right<E>, y: &mut [f32], accumulate: bool) {
-    assert_eq!((a.steps, y.len()), (b.steps, rows(a) * b.columns));
+    assert_eq!((a.steps, y.len()), (b.steps, a.rows() * b.columns));
     let cells = Cells { y: y.as_mut_ptr(), output: b.columns };
     for groups in a.groups.chunks(ROWS / MAX_PADDED) {
         let panels = 0..b.columns.div_ceil(PANEL);
@@ -75,7 +77,7 @@ pub fn product_into<E: Element>(body: Body, a: &Left<E>, b: &Right<E>, y: &mut [
 
 /// Writes the product; if only its `upper` half is wanted, no tiles that lie below the diagonal.
 fn fill<E: Element>(body: Body, a: &Left<E>, b: &Right<E>, y: &mut [MaybeUninit<f32>], upper: bool) {
-    assert_eq!((a.steps, y.len()), (b.steps, rows(a) * b.columns), "the factors fit each other");
+    assert_eq!((a.steps, y.len()), (b.steps, a.rows() * b.columns), "the factors fit each other");
     let cells = Cells { y: y.as_mut_ptr().cast(), output: b.columns };
     let panels = b.columns.div_ceil(PANEL);
     let tasks: Vec<_> = a
@@ -144,9 +146,11 @@ impl<E: Element> Op for Block<'_, E> {
                             continue;
                         }
                         let mut block = [0f32; MAX_PADDED * PANEL];
-                        for r in (0..rows).filter(|_| accumulate) {
-                            let from = y.add(r * cells.output);
-                            std::ptr::copy_nonoverlapping(from, block[r * PANEL..].as_mut_ptr(), width);
+                        if accumulate {
+                            for r in 0..rows {
+                                let from = y.add(r * cells.output);
+                                std::ptr::copy_nonoverlapping(from, block[r * PANEL..].as_mut_ptr(), width);
+                            }
                         }
                         simd.tile(&tile, &mut block, PANEL);
                         for r in 0..rows {

@@ -11,9 +11,8 @@
 
 use crate::{
     features::{Cached, Features, Reads, Stored},
-    responses::{Response, drawn},
+    responses::Response,
     run_dir::target_hash,
-    target_cache::TargetCache,
 };
 use burn::tensor::{TensorData, backend::Backend};
 use hspec_core::{
@@ -32,7 +31,7 @@ use std::{
 const FORMAT: &str = "hspec-features-1";
 /// Bytes after which a shard is full, unless told otherwise: what is computed between two safe points.
 pub const SHARD_BYTES: u64 = 256 << 20;
-const MANIFEST: &str = "manifest.json";
+pub(crate) const MANIFEST: &str = "manifest.json";
 
 /// What a cache holds, and how far it is.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -266,38 +265,6 @@ impl Manifest {
 fn checksum_of(path: &Path) -> Result<String> {
     let bytes = std::fs::read(path).map_err(Error::io(path))?;
     Ok(format!("{:016x}", fingerprint(bytes.into_iter())))
-}
-
-/// Opens a cache of features: this crate's, or DeepSpec's (version 2).
-///
-/// # Errors
-/// A manifest that cannot be right, or a cache that is not finished.
-pub fn open<B: Backend>(dir: &Path) -> Result<Box<dyn Cached<B>>> {
-    let file = dir.join(MANIFEST);
-    let manifest: serde_json::Value = read_json(&file)?;
-    if manifest.get("format").is_none() {
-        return Ok(Box::new(TargetCache::open(dir)?.by_tokens()?));
-    }
-    Ok(Box::new(FeatureCache::open(dir)?))
-}
-
-/// What a folder of DeepSpec's says was learned, tokens and masks, in a random order that depends on the seed
-/// alone; at most `max` documents, unless it is 0.
-///
-/// # Errors
-/// A cache of this crate's, which holds no tokens, and those of [`TargetCache::documents`].
-pub fn read_documents(dir: &Path, seed: u64, max: usize) -> Result<Vec<Response>> {
-    let file = dir.join(MANIFEST);
-    let manifest: serde_json::Value = read_json(&file)?;
-    if let Some(format) = manifest.get("format") {
-        let expected = "a cache of DeepSpec's, which holds the tokens too: name the answers with --responses";
-        return Err(Error::invalid(&file, "format", format.to_string(), expected));
-    }
-    let documents = TargetCache::open(dir)?.documents()?;
-    if documents.is_empty() {
-        return Err(Error::invalid(&file, "num_samples", "none to learn from", "at least one"));
-    }
-    Ok(drawn(documents.into_iter().map(|(_, document)| document).collect(), seed, max))
 }
 
 /// A whole cache.

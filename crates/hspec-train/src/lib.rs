@@ -4,7 +4,7 @@
 //!    it says is the only text a drafter learns.
 //! 2. For a document the target runs once and leaves what the drafter reads: hidden states of the
 //!    fusion layers and the keys and values of the layers it borrows ([`features`]), on disk if wanted
-//!    ([`feature_cache`]).
+//!    ([`feature_cache`], [`caches`]).
 //! 3. Documents are packed ([`pack`]), and all drafts of a row run at once through the code that also decodes;
 //!    how, is a kind's own ([`kinds`]).
 //! 4. The corrected logits are held against the target's own ([`loss`], [`objective`]), and AdamW or Muon
@@ -27,6 +27,7 @@
 //! assert!(l.tv.into_scalar() < 1e-6);
 //! ```
 
+pub mod caches;
 mod curves;
 #[cfg(feature = "collective")]
 pub mod devices;

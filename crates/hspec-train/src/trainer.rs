@@ -3,7 +3,7 @@
 pub use crate::events::{Event, Finish, Simulation, StepMetrics};
 
 use crate::{
-    feature_cache,
+    caches::Caches,
     features::FeatureStore,
     feed::{self, Pack, feed},
     journal::Journal,
@@ -151,8 +151,8 @@ impl<B: AutodiffBackend> Trainer<'_, B> {
             Record::new::<B::InnerBackend>(self.commit, devices, hash, self.recipe, responses, &reads);
         record.init = init;
         let mut store = FeatureStore::new(self.target, reads, recipe.feature_cache_mib << 20);
-        if let Some(dir) = &self.recipe.data.cache {
-            store = store.cached(feature_cache::open(dir)?)?;
+        if !self.recipe.data.cache.is_empty() {
+            store = store.cached(Box::new(Caches::open(&self.recipe.data.cache)?))?;
         }
         let progress = state.progress.clone();
         let until = self.limit.map(|limit| start + limit);

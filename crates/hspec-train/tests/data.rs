@@ -6,7 +6,8 @@ use burn::tensor::{TensorData, backend::Backend};
 use half::bf16;
 use hspec_core::{Error, TokenId, checkpoint::StoreAs, decode::SamplingParams, target::Target};
 use hspec_train::{
-    feature_cache::{FeatureCache, Manifest, open},
+    caches::{Caches, read_documents},
+    feature_cache::{FeatureCache, Manifest},
     features::{Cached, FeatureStore, Features, Reads},
     pack::Packed,
     responses::{Answering, FORMAT, Finish, Origin, PromptTokens, Response, Sampling, documents, read},
@@ -137,8 +138,38 @@ fn some_documents() -> Vec<Response> {
     (0..7).map(|i| Response::new(format!("d{i}"), ids(i, 4 + i), ids(100 + i, 9 - i))).collect()
 }
 
+fn open(dir: &Path) -> Box<dyn Cached<B>> {
+    Box::new(Caches::open(&[dir.to_owned()]).unwrap())
+}
+
 fn error<T>(result: Result<T, Error>) -> String {
     result.err().unwrap().to_string()
+}
+
+/// Answers that came later are cached by themselves.
+#[test]
+fn several_caches_hold_the_documents_between_them() {
+    let (target, documents) = (target(), some_documents());
+    let folder = tempfile::tempdir().unwrap();
+    let reads = Reads { hidden: vec![1, 2], kv: vec![3] };
+    let write = |name: &str, documents: &[Response]| {
+        let dir = folder.path().join(name);
+        let plan = Manifest::plan(documents, &reads, &target, StoreAs::F32, 30_000).unwrap();
+        plan.resume(&dir).unwrap().fill(&dir, documents, &target, &mut |_| {}).unwrap();
+        dir
+    };
+    let dirs = [write("old", &documents[..4]), write("new", &documents[4..6])];
+    let row = [(1, &documents[1]), (5, &documents[5]), (3, &documents[3])];
+    let store = || FeatureStore::new(&target, reads.clone(), 0);
+    let mut cached = store().cached(Box::new(Caches::open(&dirs).unwrap())).unwrap();
+    equal(&store().pack(&row).unwrap(), &cached.pack(&row).unwrap());
+
+    let missing = error(cached.pack(&[(6, &documents[6])]));
+    assert!(missing.contains("document \"d6\": found in none of the caches"), "{missing}");
+    let other = Reads { hidden: vec![3], kv: vec![] };
+    let mut caches = Caches::<B>::open(&dirs).unwrap();
+    assert!(error(Cached::<B>::check(&caches, &other, &target)).contains("old/manifest.json: hidden_layers"));
+    assert!(Cached::<B>::read(&mut caches, &documents[4], &reads, &target).is_ok());
 }
 
 #[test]
@@ -163,7 +194,7 @@ fn features_from_a_cache_are_those_that_the_target_computes() {
     let pack = |reads: &Reads, cached: bool| {
         let mut store = FeatureStore::new(&target, reads.clone(), 0);
         if cached {
-            store = store.cached(open(dir.path()).unwrap()).unwrap();
+            store = store.cached(open(dir.path())).unwrap();
         }
         store.pack(&[(2, &documents[2]), (0, &documents[0]), (6, &documents[6])]).unwrap()
     };
@@ -188,8 +219,7 @@ fn features_from_a_cache_are_those_that_the_target_computes() {
     // What cannot be right is refused.
     let other = Reads { hidden: vec![1, 2], kv: vec![3] };
     assert!(error(plan(&other).resume(dir.path())).contains("another cache"));
-    let cached =
-        |reads: Reads| FeatureStore::new(&target, reads, 0).cached(open(dir.path()).unwrap()).map(|_| ());
+    let cached = |reads: Reads| FeatureStore::new(&target, reads, 0).cached(open(dir.path())).map(|_| ());
     let message = error(cached(Reads { hidden: vec![0, 1], kv: vec![] }));
     assert!(message.contains("hidden_layers: found [1, 2, 3], expected at least [0, 1]"), "{message}");
     assert!(error(cached(Reads { hidden: vec![1], kv: vec![0] })).contains("kv_layers: found [1, 3]"));
@@ -259,7 +289,7 @@ fn a_cache_of_deepspecs_is_a_source_of_features() {
     assert_eq!(found[3].1.ids().collect::<Vec<_>>(), documents[3].ids().collect::<Vec<_>>());
     assert_eq!(found[3].1.loss_mask(), documents[3].loss_mask());
     // All that a run needs: drawn by the seed as the documents of a file of responses are.
-    let drawn = hspec_train::feature_cache::read_documents(dir.path(), 3, 5).unwrap();
+    let drawn = read_documents(&[dir.path().to_owned()], 3, 5).unwrap();
     let order = hspec_train::pack::shuffled(7, 3, u64::MAX);
     let tokens = |d: &Response| d.ids().collect::<Vec<_>>();
     assert_eq!(
@@ -268,7 +298,7 @@ fn a_cache_of_deepspecs_is_a_source_of_features() {
     );
     let mut stores = [true, false].map(|cached| {
         let store = FeatureStore::new(&target, reads.clone(), 0);
-        if cached { store.cached(open(dir.path()).unwrap()).unwrap() } else { store }
+        if cached { store.cached(open(dir.path())).unwrap() } else { store }
     });
     let [theirs, ours] =
         stores.each_mut().map(|store| store.pack(&[(1, &documents[1]), (5, &documents[5])]).unwrap());
@@ -283,9 +313,8 @@ fn a_cache_of_deepspecs_is_a_source_of_features() {
     close(normed(&theirs), normed(&ours));
     assert!(theirs.prefixes.is_empty());
 
-    let refused = |reads: Reads| {
-        error(FeatureStore::new(&target, reads, 0).cached(open(dir.path()).unwrap()).map(|_| ()))
-    };
+    let refused =
+        |reads: Reads| error(FeatureStore::new(&target, reads, 0).cached(open(dir.path())).map(|_| ()));
     let message = refused(Reads { hidden: vec![1], kv: vec![3] });
     assert!(message.contains("keys and values: found none, expected those of layers [3]"), "{message}");
     let message = refused(Reads { hidden: vec![0], kv: vec![] });

@@ -137,6 +137,43 @@ fn distill_cache_and_train_are_a_chain() {
     let weights = |out: &str| std::fs::read(scene.path(out).join("best/model.safetensors")).unwrap();
     assert!(weights("online") == weights("offline"), "the same drafter");
 
+    // Answers that came in two files, each with features of its own.
+    let (mut files, ids) = ([String::new(), String::new()], ["p1", "p2"]);
+    for (i, line) in lines.iter().enumerate() {
+        for (file, text) in files.iter_mut().enumerate() {
+            let of_second = ids.iter().any(|id| line["id"].as_str().is_some_and(|found| found.ends_with(id)));
+            if i == 0 || of_second == (file == 1) {
+                text.push_str(&format!("{line}\n"));
+            }
+        }
+    }
+    for (name, text) in ["a", "b"].iter().zip(&files) {
+        scene.write(&format!("{name}.jsonl"), text);
+        let (file, folder) = (format!("{name}.jsonl"), format!("features-{name}"));
+        let args = [
+            "cache",
+            "--target",
+            "target",
+            "--responses",
+            &file,
+            "--recipe",
+            "recipe.toml",
+            "--out",
+            &folder,
+        ];
+        assert!(count(&scene.run(&[&args[..], &["--json"]].concat()).json(), "documents") >= 2);
+    }
+    let grown = |caches: &[&str]| {
+        let args = ["train", "--target", "target", "--recipe", "recipe.toml", "--out", "grown"];
+        scene.run(&[&args[..], &["--responses", "a.jsonl", "b.jsonl", "--cache"], caches].concat())
+    };
+    let ended = grown(&["features-a"]);
+    assert_eq!(ended.code, Some(1));
+    assert!(ended.stderr.contains("features-a/manifest.json: document"), "{}", ended.stderr);
+    let ended = grown(&["features-a", "features-b"]);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    assert!(ended.stderr.contains("4 answers"), "{}", ended.stderr);
+
     // Without answers: a folder of DeepSpec's holds them (this one of another target), one of ours does not.
     let deepspec = hspec_goldens::root().canonicalize().unwrap().join("dspark/target_cache");
     for (folder, part) in [

@@ -10,7 +10,7 @@ use hspec_nn::{
     simd::{Body, Op, Simd, Vector, exp},
 };
 use rayon::prelude::*;
-use std::ops::Range;
+use std::{borrow::Cow, ops::Range};
 
 /// Parts in which the gradients of a prefix are added up, whatever the number of threads.
 const PARTS: usize = 16;
@@ -220,7 +220,8 @@ impl Blocks {
         dq.iter_mut().for_each(|x| *x *= scale);
         let from = if learns { 0 } else { span.len() };
         let times = |slopes: &[f32], x: &[f32]| {
-            let learned: Vec<f32> = slopes.chunks_exact(all).flat_map(|row| &row[from..]).copied().collect();
+            let rows = || slopes.chunks_exact(all).flat_map(|row| &row[from..]).copied().collect();
+            let learned: Cow<'_, [f32]> = if from == 0 { slopes.into() } else { Cow::Owned(rows()) };
             let mut y = vec![0f32; (all - from) * d];
             let left = Left::<f32>::pack(body, Matrix::new(&learned, m, all - from).turned());
             product_into(body, &left, &Right::pack(body, Matrix::new(x, m, d)), &mut y, false);

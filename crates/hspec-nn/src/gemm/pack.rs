@@ -57,6 +57,11 @@ pub struct Left<E> {
 }
 
 impl<E: Element> Left<E> {
+    /// m.
+    pub(super) fn rows(&self) -> usize {
+        self.groups.last().map_or(0, |g| g.row + g.rows)
+    }
+
     /// Packs `[m, k]`.
     pub fn pack(body: Body, a: Matrix<'_>) -> Self {
         Self::pack_all(body, &[a])

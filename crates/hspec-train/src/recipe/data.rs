@@ -35,12 +35,13 @@ pub struct Data {
     /// Prompt files, used where the command names none; relative to the current folder. Names, or tables of
     /// `file` and `weight`.
     pub prompts: Vec<PromptFile>,
-    /// Responses that were written before, in the place of prompts.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub responses: Option<PathBuf>,
-    /// Target features that were written before; without it they are computed while training.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub cache: Option<PathBuf>,
+    /// Files of responses that were written before, in the place of prompts: a name or several.
+    #[serde(with = "files", skip_serializing_if = "Vec::is_empty")]
+    pub responses: Vec<PathBuf>,
+    /// Folders of target features that were written before, which hold all documents between them: a name or
+    /// several. Without any they are computed while training.
+    #[serde(with = "files", skip_serializing_if = "Vec::is_empty")]
+    pub cache: Vec<PathBuf>,
     /// What becomes of answers in the prompt files.
     pub given_answers: GivenAnswers,
     /// Prompts used, drawn at random; 0 for all.
@@ -63,12 +64,40 @@ pub struct Data {
     pub validation: usize,
 }
 
+/// A name, or a list of them.
+mod files {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+    use std::path::PathBuf;
+
+    #[derive(Serialize, Deserialize)]
+    #[serde(untagged, expecting = "expected a name, or a list of names")]
+    enum Files {
+        One(PathBuf),
+        Several(Vec<PathBuf>),
+    }
+
+    pub(super) fn serialize<S: Serializer>(files: &[PathBuf], to: S) -> Result<S::Ok, S::Error> {
+        let files = match files {
+            [file] => Files::One(file.clone()),
+            files => Files::Several(files.to_vec()),
+        };
+        files.serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<PathBuf>, D::Error> {
+        Ok(match Files::deserialize(from)? {
+            Files::One(file) => vec![file],
+            Files::Several(files) => files,
+        })
+    }
+}
+
 impl Default for Data {
     fn default() -> Self {
         Self {
             prompts: Vec::new(),
-            responses: None,
-            cache: None,
+            responses: Vec::new(),
+            cache: Vec::new(),
             given_answers: GivenAnswers::Context,
             max_prompts: 0,
             max_prompt_tokens: 512,

@@ -144,6 +144,24 @@ mod tests {
         assert!(data("given_answers = \"some\"").unwrap_err().to_string().contains("given_answers"));
     }
 
+    /// Runs resolved their recipe when there was one file at most; its hash names them still.
+    #[test]
+    fn one_file_of_answers_is_a_name_and_several_are_a_list() {
+        let data = |text: &str| read(&format!("[data]\n{text}\n{MINIMAL}"));
+        let one = data("responses = \"a.jsonl\"\ncache = \"features\"").unwrap();
+        assert_eq!(one, data("responses = [\"a.jsonl\"]\ncache = [\"features\"]").unwrap());
+        assert!(
+            one.resolved().contains("responses = \"a.jsonl\"\ncache = \"features\""),
+            "{}",
+            one.resolved()
+        );
+        let two = data("responses = [\"a.jsonl\", \"b.jsonl\"]").unwrap();
+        assert_eq!((two.data.responses.len(), two.data.cache.len()), (2, 0));
+        assert_eq!(read(&two.resolved()).unwrap(), two);
+        let error = data("cache = 3").unwrap_err().to_string();
+        assert!(error.contains("expected a name, or a list of names"), "{error}");
+    }
+
     #[test]
     fn every_kind_reads_what_it_writes() {
         let block = "layers = 1\nfeature_layers = [1]\nintermediate_size = 8\nmask_token = 3";

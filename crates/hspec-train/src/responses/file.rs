@@ -1,13 +1,14 @@
 //! Files of responses: where the answers come from, and the answers.
 
 use super::{Response, documents};
-use crate::{pack::shuffled, select::SELECTION};
+use crate::{feature_cache::key, pack::shuffled, select::SELECTION};
 use hspec_core::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::{
+    collections::HashSet,
     fs::File,
     io::{BufRead, BufReader},
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 /// Where answers come from. Answers rendered with one chat template are of no use to a drafter that will
@@ -67,7 +68,7 @@ impl Origin {
     }
 }
 
-/// The documents of a file of responses, in a random order that depends on the seed alone and not on which answer
+/// The documents of files of responses, in a random order that depends on the seed alone and not on which answer
 /// ended first; at most `max`, unless it is 0. `target` is the hash of the target that the drafter will meet
 /// ([`target_hash`](crate::run_dir::target_hash)), and `template` that of its chat template; none where it has no
 /// template. Answers of another target are learned from with a warning: acceptance will suffer.
@@ -75,12 +76,32 @@ impl Origin {
 /// # Errors
 /// Those of [`read`], and [`Origin::expect_template`]'s.
 pub fn read_documents(
-    path: &Path,
+    paths: &[PathBuf],
     target: &str,
     template: Option<&str>,
     seed: u64,
     max: usize,
 ) -> Result<Vec<Response>> {
+    let mut all = Vec::new();
+    for path in paths {
+        join(&mut all, read_file(path, target, template)?, path);
+    }
+    Ok(drawn(all, seed, max))
+}
+
+/// Adds the documents of a further file. Those of an earlier one are not taken twice: they would count double,
+/// and be learned from though they are held out.
+pub(crate) fn join(all: &mut Vec<Response>, more: Vec<Response>, path: &Path) {
+    let known: HashSet<String> = all.iter().map(key).collect();
+    let before = all.len() + more.len();
+    all.extend(more.into_iter().filter(|document| !known.contains(&key(document))));
+    if all.len() < before {
+        tracing::warn!("{}: {} documents stand in an earlier file", path.display(), before - all.len());
+    }
+}
+
+/// The documents of one file, ordered by their ids.
+fn read_file(path: &Path, target: &str, template: Option<&str>) -> Result<Vec<Response>> {
     let (origin, mut responses) = read(path)?;
     if let Some(other) = origin.as_ref().map(|origin| &origin.target).filter(|other| *other != target) {
         tracing::warn!(
@@ -96,7 +117,7 @@ pub fn read_documents(
         _ => {}
     }
     responses.sort_by(|a, b| (&a.id, a.turn).cmp(&(&b.id, b.turn)));
-    Ok(drawn(documents(responses), seed, max))
+    Ok(documents(responses))
 }
 
 /// Documents in a random order that depends on the seed; at most `max`, unless it is 0.
@@ -129,7 +150,7 @@ pub(super) struct Scanned {
 pub(super) fn scan(path: &Path) -> Result<Scanned> {
     let mut reader = BufReader::new(File::open(path).map_err(Error::io(path))?);
     let mut scanned = Scanned { origin: None, responses: Vec::new(), whole: 0 };
-    let mut seen = std::collections::HashSet::new();
+    let mut seen = HashSet::new();
     let mut line = String::new();
     for number in 1.. {
         line.clear();
@@ -242,8 +263,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("r.jsonl");
         std::fs::write(&path, format!("{line}\n{answer}\n")).unwrap();
-        assert!(read_documents(&path, "t", Some("two"), 0, 0).is_err());
-        assert_eq!(read_documents(&path, "u", Some("one"), 0, 0).unwrap(), responses);
+        assert!(read_documents(std::slice::from_ref(&path), "t", Some("two"), 0, 0).is_err());
+        assert_eq!(read_documents(&[path], "u", Some("one"), 0, 0).unwrap(), responses);
     }
 
     #[test]
@@ -259,13 +280,42 @@ mod tests {
         };
         let mut lines: Vec<String> = (20..28).flat_map(|id| [line(id, 1), line(id, 2)]).collect();
         std::fs::write(&path, lines.concat()).unwrap();
-        let all = read_documents(&path, "t", None, 1, 0).unwrap();
+        let documents =
+            |seed, max| read_documents(std::slice::from_ref(&path), "t", None, seed, max).unwrap();
+        let all = documents(1, 0);
         assert_eq!(all.len(), 8);
         assert!(all.iter().all(|d| (d.tokens(), d.supervised()) == (7, 3)));
         lines.reverse();
         std::fs::write(&path, lines.concat()).unwrap();
-        assert_eq!(read_documents(&path, "t", None, 1, 0).unwrap(), all);
-        assert_eq!(read_documents(&path, "t", None, 1, 3).unwrap(), all[..3]);
-        assert_ne!(read_documents(&path, "t", None, 2, 0).unwrap(), all);
+        assert_eq!(documents(1, 0), all);
+        assert_eq!(documents(1, 3), all[..3]);
+        assert_ne!(documents(2, 0), all);
+    }
+
+    /// Prompts of two files may bear the same id, and even begin alike, and are no conversation for that.
+    #[test]
+    fn answers_of_several_files_are_mixed_and_none_is_taken_twice() {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |name: &str, more: &[u32]| {
+            let line = |id: u32| {
+                let prompt = [&ids(id..id + 2)[..], &more.iter().map(|x| TokenId(*x)).collect::<Vec<_>>()];
+                Response::new(id.to_string(), prompt.concat(), ids(9..10))
+            };
+            let lines = (0..20).map(|id| serde_json::to_string(&line(id)).unwrap() + "\n");
+            let path = dir.path().join(name);
+            std::fs::write(&path, lines.collect::<String>()).unwrap();
+            path
+        };
+        let (first, second) = (write("a.jsonl", &[]), write("b.jsonl", &[9, 1000]));
+        let files = [first.clone(), second.clone()];
+        let mixed = read_documents(&files, "t", None, 0, 0).unwrap();
+        let of_second = |documents: &[Response]| documents.iter().filter(|d| d.prompt_ids.len() == 4).count();
+        assert_eq!((mixed.len(), of_second(&mixed)), (40, 20));
+        assert!((5..=15).contains(&of_second(&mixed[..20])));
+        let again = [first.clone(), second.clone(), first.clone()];
+        assert_eq!(read_documents(&again, "t", None, 0, 0).unwrap(), mixed);
+        std::fs::write(&second, "{\n").unwrap();
+        let error = read_documents(&[first, second], "t", None, 0, 0).unwrap_err().to_string();
+        assert!(error.contains("b.jsonl: line 1"), "{error}");
     }
 }

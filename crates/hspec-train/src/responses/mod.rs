@@ -10,8 +10,8 @@ mod file;
 mod rows;
 
 pub use answer::{Answering, Follow, PromptTokens, Sampling, Told, answer};
-pub(crate) use file::drawn;
 pub use file::{FORMAT, Origin, read, read_documents};
+pub(crate) use file::{drawn, join};
 
 use hspec_core::{Error, Result, TokenId};
 use serde::{Deserialize, Serialize};
