@@ -130,20 +130,23 @@ fn the_small_budget_is_spent_on_one_drafter() {
     differ("even-f32", "even", &|to, _| to.train.compute = Compute::F32);
 }
 
-/// The rows of the comparison differ in what they are, and in nothing else.
+/// The rows of a comparison differ in what they are, and in nothing else.
 #[test]
-fn the_study_compares_drafters_of_one_size() {
-    let files = files(&recipes().join("study"));
-    assert_eq!(files.len(), 6);
-    let (hspec, _) = trainable(&recipes().join("study/hspec.toml"));
-    for file in files {
-        let (recipe, size) = trainable(&file);
-        let off = size as f64 / 12.1e6 - 1.0;
-        assert!(off.abs() < 0.03, "{}: {size} parameters", file.display());
-        assert_eq!(recipe.data, hspec.data);
-        let mut train = recipe.train;
-        train.mlp_layers.clone_from(&hspec.train.mlp_layers);
-        train.start_layers.clear();
-        assert_eq!(train, hspec.train, "{}", file.display());
+fn comparisons_are_of_drafters_of_one_size() {
+    let study = files(&recipes().join("study"));
+    assert_eq!(study.len(), 6);
+    let rivals = ["dspark", "dflash"].map(|kind| recipes().join(format!("smollm2-135m-{kind}.toml")));
+    for (hspec, others) in [("study/hspec.toml", study), ("smollm2-135m.toml", rivals.to_vec())] {
+        let (hspec, _) = trainable(&recipes().join(hspec));
+        for file in others {
+            let (recipe, size) = trainable(&file);
+            let off = size as f64 / 12.1e6 - 1.0;
+            assert!(off.abs() < 0.03, "{}: {size} parameters", file.display());
+            assert_eq!(recipe.data, hspec.data);
+            let mut train = recipe.train;
+            train.mlp_layers.clone_from(&hspec.train.mlp_layers);
+            train.start_layers.clear();
+            assert_eq!(train, hspec.train, "{}", file.display());
+        }
     }
 }
