@@ -8,7 +8,7 @@ use crate::{
 };
 use anyhow::Context;
 use burn::tensor::backend::Backend;
-use hspec_core::checkpoint::write_atomic;
+use hspec_core::{TokenId, checkpoint::write_atomic};
 use hspec_train::{
     recipe::Data,
     responses::{Finish, PromptTokens, Response},
@@ -23,7 +23,7 @@ use std::{
 ///
 /// A chat model that is shown its template up to where a user speaks goes on as that user. Sampled often, this
 /// gives prompts from what the model knows, for `distill` or `train`, where prompts of one's own are few or of few
-/// kinds. Empty ones, those cut at the length limit and repetitions are left out.
+/// kinds; `--begin` asks for kinds. Empty ones, those cut at the length limit and repetitions are left out.
 #[derive(clap::Args)]
 #[command(after_help = "\
 The prompts are JSON lines with `id` and `prompt`. Stopped at any moment, the same command
@@ -32,6 +32,7 @@ continues; until it is done, its samples are in FILE.samples.
 Examples:
   cargo xtask prompts --count 2000 --out prompts.jsonl
   cargo xtask prompts --count 2000 --seed 1 --out more.jsonl
+  cargo xtask prompts --count 500 --begin 'Write a function' --begin 'How many' --out kinds.jsonl
   cargo xtask train --recipe recipes/smollm2-135m.toml --prompts prompts.jsonl:0.5 mine.jsonl:0.5")]
 pub(crate) struct Args {
     /// The model: a Hugging Face folder or a GGUF file [default: models/smollm2-135m-instruct].
@@ -40,6 +41,9 @@ pub(crate) struct Args {
     /// How often to sample; the prompts are fewer, by what is left out.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     count: u32,
+    /// Words that a prompt begins with; given several times, the samples take turns.
+    #[arg(long, value_name = "TEXT")]
+    begin: Vec<String>,
     /// File of the prompts; none may be there yet.
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
@@ -80,9 +84,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 fn write<B: Backend>(args: &Args, model: &Model<B>) -> anyhow::Result<()> {
-    let (name, mut partial) = (args.out.file_stem().unwrap_or_default(), args.out.clone().into_os_string());
+    let mut partial = args.out.clone().into_os_string();
     partial.push(".samples");
-    let samples = sample(args, model, &name.to_string_lossy(), Path::new(&partial))?;
+    let head = head(model)?;
+    let samples = sample(args, model, &head, Path::new(&partial))?;
     let mut seen = HashSet::new();
     let mut lines = String::new();
     for sample in &samples {
@@ -90,7 +95,7 @@ fn write<B: Backend>(args: &Args, model: &Model<B>) -> anyhow::Result<()> {
         let ([said @ .., _], Some(Finish::Stop)) = (&sample.response_ids[..], sample.finish) else {
             continue;
         };
-        let text = model.tokenizer.decode(said, true)?;
+        let text = model.tokenizer.decode(&[&sample.prompt_ids[head.len()..], said].concat(), true)?;
         let text = text.trim();
         if !text.is_empty() && seen.insert(text.to_owned()) {
             writeln!(lines, "{}", serde_json::json!({ "id": sample.id, "prompt": text }))?;
@@ -111,13 +116,8 @@ fn write<B: Backend>(args: &Args, model: &Model<B>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What the target says where its template lets a user speak.
-fn sample<B: Backend>(
-    args: &Args,
-    model: &Model<B>,
-    name: &str,
-    file: &Path,
-) -> anyhow::Result<Vec<Response>> {
+/// What stands before a user's words in the target's template, and leaves it room for them.
+fn head<B: Backend>(model: &Model<B>) -> anyhow::Result<Vec<TokenId>> {
     let (before, behind) = model.template()?.user_turn()?;
     let head = model.tokenizer.encode(&before)?;
     anyhow::ensure!(
@@ -130,14 +130,37 @@ fn sample<B: Backend>(
         end.is_some_and(|end| model.eos.contains(&end)),
         "chat template: found {behind:?} behind a user's message, expected a token that ends texts"
     );
+    Ok(head)
+}
+
+/// What the target says behind `head`, and behind the words that a prompt is to begin with.
+fn sample<B: Backend>(
+    args: &Args,
+    model: &Model<B>,
+    head: &[TokenId],
+    file: &Path,
+) -> anyhow::Result<Vec<Response>> {
+    let mut begins = Vec::new();
+    for text in &args.begin {
+        let words = model.tokenizer.encode(text)?;
+        anyhow::ensure!(!words.is_empty(), "--begin: found no token in {text:?}, expected words");
+        begins.push([head, &words].concat());
+    }
+    if begins.is_empty() {
+        begins.push(head.to_owned());
+    }
     let (context, most) = (model.target.config().max_position_embeddings, args.max_tokens as usize);
+    let longest = begins.iter().map(Vec::len).max().unwrap_or(0);
     anyhow::ensure!(
-        head.len().saturating_add(most) <= context,
-        "--max-tokens {most} behind {} of the chat template: the target's context has {context} tokens",
-        head.len()
+        longest.saturating_add(most) <= context,
+        "--max-tokens {most} behind {longest} of the chat template and --begin: the target's context has {context} \
+         tokens",
     );
-    let prompts: Vec<PromptTokens> =
-        (0..args.count).map(|i| PromptTokens { id: format!("{name}-{i}"), ids: head.clone() }).collect();
+    let name = args.out.file_stem().unwrap_or_default().to_string_lossy();
+    let prompts: Vec<PromptTokens> = (0..args.count)
+        .zip(begins.iter().cycle())
+        .map(|(i, ids)| PromptTokens { id: format!("{name}-{i}"), ids: ids.clone() })
+        .collect();
     let data = Data {
         max_new_tokens: most,
         batch: args.batch.into(),

@@ -233,6 +233,7 @@ fn distill_refuses_what_cannot_be_right() {
         (beside(&["prompts.jsonl:0"]), 2, "finite weight above 0"),
         (beside(&["prompts.jsonl:1"]), 1, "all have a weight, or none"),
         (instead("12", "4000000000"), 1, "the target's context has"),
+        (instead("r.jsonl", "r.jsonl.gz"), 1, "found the name of a gzipped file"),
         (with(&["--max-prompt-tokens", "2"]), 1, "no prompt is left: 6 of 6 are longer than 2 tokens"),
         (with(&["--given-answers", "some"]), 2, "context and supervised"),
         (instead("target", "other"), 1, "no chat template"),
@@ -240,6 +241,7 @@ fn distill_refuses_what_cannot_be_right() {
         let ended = scene.run(&args);
         assert_eq!(ended.code, Some(code), "{args:?}: {}", ended.stderr);
         assert!(ended.stderr.contains(part), "{args:?}: {}", ended.stderr);
+        assert!(!scene.path("r.jsonl.gz").exists());
     }
 }
 
@@ -277,6 +279,15 @@ fn a_target_writes_prompts() {
     assert_eq!(texts("same.jsonl"), found);
     prompts("other.jsonl", &["--seed", "4"]);
     assert_ne!(texts("other.jsonl"), found);
+    // Words to begin with take turns.
+    prompts("kinds.jsonl", &["--seed", "3", "--begin", "w7", "--begin", "w8 w9"]);
+    let kinds = read("kinds.jsonl");
+    assert!(kinds.len() > 10, "{kinds:?}");
+    for prompt in &kinds {
+        let (id, text) = (prompt["id"].as_str().unwrap(), prompt["prompt"].as_str().unwrap());
+        let number: usize = id.strip_prefix("kinds-").unwrap().parse().unwrap();
+        assert!(text.starts_with(["w7", "w8 w9"][number % 2]), "{id}: {text}");
+    }
     // A run that was stopped goes on, and nothing but prompts stays.
     let samples = "{\"id\":\"p-0\",\"prompt_ids\":[";
     scene.remove("p.jsonl");
@@ -315,6 +326,7 @@ fn prompts_that_cannot_be_written_are_refused() {
     refused("p.jsonl.gz", &[], "found a name of packed files");
     refused("p.jsonl", &["--max-tokens", "10000000"], "the target's context has");
     refused("p.jsonl", &["--max-tokens", "1"], "found no prompt among 5 samples");
+    refused("p.jsonl", &["--begin", ""], "--begin: found no token in \"\", expected words");
     scene.write("target/chat_template.jinja", TEMPLATE);
     refused("p.jsonl", &[], "expected a token that ends texts");
     scene.write("target/chat_template.jinja", "{% for m in messages %}{{ m.content }} w2 {% endfor %}");

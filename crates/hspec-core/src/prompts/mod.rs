@@ -11,7 +11,7 @@ use crate::{Error, Result, text::Message};
 use serde::Deserialize;
 use std::{
     fs::File,
-    io::{BufRead, BufReader, Read},
+    io::{BufRead, BufReader},
     path::Path,
 };
 
@@ -74,17 +74,26 @@ fn read_parquet(path: &Path) -> Result<Vec<Prompt>> {
     Err(Error::invalid(path, "file", "Parquet", expected))
 }
 
-fn read_lines(path: &Path) -> Result<Vec<Prompt>> {
+/// The text of a file, unpacked where its name says that it is gzipped.
+///
+/// # Errors
+/// A file that cannot be read, or is not gzipped though its name says so.
+pub fn open_text(path: &Path) -> Result<Box<dyn BufRead>> {
     let mut file = BufReader::new(File::open(path).map_err(Error::io(path))?);
-    let gzipped = path.extension().is_some_and(|e| e == "gz");
+    if path.extension().is_none_or(|e| e != "gz") {
+        return Ok(Box::new(file));
+    }
     // The decoder's own message for such a file is that it ended too early.
-    if gzipped && !file.fill_buf().map_err(Error::io(path))?.starts_with(&GZIP) {
+    if !file.fill_buf().map_err(Error::io(path))?.starts_with(&GZIP) {
         return Err(Error::invalid(path, "file", "no gzip data", "a gzipped file, as its name says"));
     }
-    let reader: Box<dyn Read> =
-        if gzipped { Box::new(flate2::read::MultiGzDecoder::new(file)) } else { Box::new(file) };
+    Ok(Box::new(BufReader::new(flate2::read::MultiGzDecoder::new(file))))
+}
+
+fn read_lines(path: &Path) -> Result<Vec<Prompt>> {
+    let reader = open_text(path)?;
     let mut prompts = Vec::new();
-    for (i, line) in BufReader::new(reader).lines().enumerate() {
+    for (i, line) in reader.lines().enumerate() {
         let at = format!("line {}", i + 1);
         let line = line.map_err(|e| Error::invalid(path, &at, e.to_string(), "text"))?;
         // Some editors begin a file with a byte order mark.

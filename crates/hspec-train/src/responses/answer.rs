@@ -137,6 +137,14 @@ impl<B: Backend> Answering<'_, B> {
         path: &Path,
         tell: &mut dyn FnMut(Told),
     ) -> Result<Vec<Response>> {
+        if path.extension().is_some_and(|e| e == "gz") {
+            return Err(Error::invalid(
+                path,
+                "file",
+                "the name of a gzipped file",
+                "one that can be continued",
+            ));
+        }
         let mut file = OpenOptions::new().create(true).append(true).open(path).map_err(Error::io(path))?;
         let known = scan(path)?;
         file.set_len(known.whole).map_err(Error::io(path))?;

@@ -2,12 +2,11 @@
 
 use super::{Response, documents};
 use crate::{feature_cache::key, pack::shuffled, select::SELECTION};
-use hspec_core::{Error, Result};
+use hspec_core::{Error, Result, prompts::open_text};
 use serde::{Deserialize, Serialize};
 use std::{
     collections::HashSet,
-    fs::File,
-    io::{BufRead, BufReader},
+    io::BufRead,
     path::{Path, PathBuf},
 };
 
@@ -128,7 +127,7 @@ pub(crate) fn drawn(documents: Vec<Response>, seed: u64, max: usize) -> Vec<Resp
     order.into_iter().take(wanted).filter_map(|i| documents[i].take()).collect()
 }
 
-/// Reads a file of responses as they were written. A last line cut off by a kill is dropped.
+/// Reads a file of responses as they were written, gzipped or not. A last line cut off by a kill is dropped.
 ///
 /// # Errors
 /// A file that cannot be read, a damaged line before the last, or a response that cannot be learned from.
@@ -148,7 +147,7 @@ pub(super) struct Scanned {
 }
 
 pub(super) fn scan(path: &Path) -> Result<Scanned> {
-    let mut reader = BufReader::new(File::open(path).map_err(Error::io(path))?);
+    let mut reader = open_text(path)?;
     let mut scanned = Scanned { origin: None, responses: Vec::new(), whole: 0 };
     let mut seen = HashSet::new();
     let mut line = String::new();
@@ -188,6 +187,7 @@ pub(super) fn scan(path: &Path) -> Result<Scanned> {
 mod tests {
     use super::{super::Finish, *};
     use hspec_core::TokenId;
+    use std::io::Write as _;
 
     fn ids(range: std::ops::Range<u32>) -> Vec<TokenId> {
         range.map(TokenId).collect()
@@ -205,6 +205,23 @@ mod tests {
         let (origin, responses) =
             file("{\"id\":\"a\",\"prompt_ids\":[1,2],\"response_ids\":[3]}\n{\"id\":\"b\",\"pro").unwrap();
         assert_eq!((origin, responses), (None, vec![Response::new("a", ids(1..3), ids(3..4))]));
+    }
+
+    #[test]
+    fn gzipped_files_are_read_and_damaged_ones_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("r.jsonl.gz");
+        let line = "{\"id\":\"a\",\"prompt_ids\":[1,2],\"response_ids\":[3]}\n";
+        let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        packed.write_all(line.as_bytes()).unwrap();
+        let packed = packed.finish().unwrap();
+        std::fs::write(&path, &packed).unwrap();
+        assert_eq!(read(&path).unwrap().1, vec![Response::new("a", ids(1..3), ids(3..4))]);
+        for damaged in [&packed[..packed.len() - 9], line.as_bytes()] {
+            std::fs::write(&path, damaged).unwrap();
+            let error = read(&path).unwrap_err().to_string();
+            assert!(error.contains("r.jsonl.gz"), "{error}");
+        }
     }
 
     /// Masks of nothing and of everything once trained for days without an error.
