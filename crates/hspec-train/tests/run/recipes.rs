@@ -150,3 +150,16 @@ fn comparisons_are_of_drafters_of_one_size() {
         }
     }
 }
+
+/// Otherwise the second training could not begin with the weights of the first.
+#[test]
+fn the_shipped_drafters_two_trainings_differ_in_length_and_rates_only() {
+    let [first, second] =
+        ["", "-second"].map(|name| trainable(&recipes().join(format!("smollm2-135m{name}.toml"))).0);
+    let mut expected = first.clone();
+    let (from, to) = (&second.train, &mut expected.train);
+    (to.steps, to.lr, to.evaluate_every) = (from.steps, from.lr, from.evaluate_every);
+    to.muon_lr = from.muon_lr;
+    assert_eq!(second, expected);
+    assert!(from.lr < first.train.lr && from.muon_lr < first.train.muon_lr);
+}
