@@ -38,7 +38,7 @@ pub(crate) struct Args {
     /// The model: a Hugging Face folder or a GGUF file [default: models/smollm2-135m-instruct].
     #[arg(long, value_name = "DIR")]
     target: Option<PathBuf>,
-    /// Files of answers, from `cargo xtask distill` or the folder of a run.
+    /// Files of answers, gzipped or not, from `cargo xtask distill` or the folder of a run.
     #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
     responses: Vec<PathBuf>,
     /// The recipe whose drafter is to read the cache, in the place of layers.

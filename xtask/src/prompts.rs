@@ -8,7 +8,7 @@ use crate::{
 };
 use anyhow::Context;
 use burn::tensor::backend::Backend;
-use hspec_core::{TokenId, checkpoint::write_atomic};
+use hspec_core::{TokenId, checkpoint::write_atomic, prompts::is_gzipped};
 use hspec_train::{
     recipe::Data,
     responses::{Finish, PromptTokens, Response},
@@ -56,7 +56,7 @@ pub(crate) struct Args {
     /// Seed: the same seed gives the same prompts, another one others.
     #[arg(long, value_name = "S", default_value_t = 0, allow_negative_numbers = true)]
     seed: u64,
-    /// The most tokens of a prompt.
+    /// The most tokens of a prompt, without those of --begin.
     #[arg(long, value_name = "N", default_value = "128", value_parser = clap::value_parser!(u32).range(1..))]
     max_tokens: u32,
     /// Prompts written at once.
@@ -75,7 +75,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     );
     // Prompts may be somebody's own work.
     anyhow::ensure!(!args.out.is_file(), "--out {out}: found a file, expected none yet");
-    let packed = args.out.extension().is_some_and(|e| e == "gz" || e == "parquet");
+    let packed = is_gzipped(&args.out) || args.out.extension().is_some_and(|e| e == "parquet");
     anyhow::ensure!(!packed, "--out {out}: found a name of packed files, expected one for plain JSON lines");
     probe_file("--out", &args.out)?;
     with_backend!(args.backend, |B, device| {
@@ -97,7 +97,8 @@ fn write<B: Backend>(args: &Args, model: &Model<B>) -> anyhow::Result<()> {
         };
         let text = model.tokenizer.decode(&[&sample.prompt_ids[head.len()..], said].concat(), true)?;
         let text = text.trim();
-        if !text.is_empty() && seen.insert(text.to_owned()) {
+        // Where nothing was added, the words of --begin alone are no prompt.
+        if !said.is_empty() && !text.is_empty() && seen.insert(text.to_owned()) {
             writeln!(lines, "{}", serde_json::json!({ "id": sample.id, "prompt": text }))?;
         }
     }
@@ -142,8 +143,14 @@ fn sample<B: Backend>(
 ) -> anyhow::Result<Vec<Response>> {
     let mut begins = Vec::new();
     for text in &args.begin {
-        let words = model.tokenizer.encode(text)?;
-        anyhow::ensure!(!words.is_empty(), "--begin: found no token in {text:?}, expected words");
+        // Words bear the space before them: one at the end would be a word of its own.
+        let words = model.tokenizer.encode(text.trim_end())?;
+        anyhow::ensure!(!words.is_empty(), "--begin: found nothing in {text:?}, expected words");
+        let ends = words.iter().any(|id| model.eos.contains(id));
+        anyhow::ensure!(
+            !ends,
+            "--begin: found a token that ends texts in {text:?}, expected words of a user"
+        );
         begins.push([head, &words].concat());
     }
     if begins.is_empty() {

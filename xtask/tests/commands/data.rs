@@ -286,7 +286,8 @@ fn a_target_writes_prompts() {
     for prompt in &kinds {
         let (id, text) = (prompt["id"].as_str().unwrap(), prompt["prompt"].as_str().unwrap());
         let number: usize = id.strip_prefix("kinds-").unwrap().parse().unwrap();
-        assert!(text.starts_with(["w7", "w8 w9"][number % 2]), "{id}: {text}");
+        let begin = ["w7", "w8 w9"][number % 2];
+        assert!(text.starts_with(begin) && text != begin, "{id}: {text}");
     }
     // A run that was stopped goes on, and nothing but prompts stays.
     let samples = "{\"id\":\"p-0\",\"prompt_ids\":[";
@@ -326,7 +327,8 @@ fn prompts_that_cannot_be_written_are_refused() {
     refused("p.jsonl.gz", &[], "found a name of packed files");
     refused("p.jsonl", &["--max-tokens", "10000000"], "the target's context has");
     refused("p.jsonl", &["--max-tokens", "1"], "found no prompt among 5 samples");
-    refused("p.jsonl", &["--begin", ""], "--begin: found no token in \"\", expected words");
+    refused("p.jsonl", &["--begin", " "], "--begin: found nothing in \" \", expected words");
+    refused("p.jsonl", &["--begin", "w7 w2"], "--begin: found a token that ends texts in \"w7 w2\"");
     scene.write("target/chat_template.jinja", TEMPLATE);
     refused("p.jsonl", &[], "expected a token that ends texts");
     scene.write("target/chat_template.jinja", "{% for m in messages %}{{ m.content }} w2 {% endfor %}");

@@ -74,13 +74,18 @@ fn read_parquet(path: &Path) -> Result<Vec<Prompt>> {
     Err(Error::invalid(path, "file", "Parquet", expected))
 }
 
+/// Whether a file's name says that it is gzipped.
+pub fn is_gzipped(path: &Path) -> bool {
+    path.extension().is_some_and(|e| e.eq_ignore_ascii_case("gz"))
+}
+
 /// The text of a file, unpacked where its name says that it is gzipped.
 ///
 /// # Errors
 /// A file that cannot be read, or is not gzipped though its name says so.
 pub fn open_text(path: &Path) -> Result<Box<dyn BufRead>> {
     let mut file = BufReader::new(File::open(path).map_err(Error::io(path))?);
-    if path.extension().is_none_or(|e| e != "gz") {
+    if !is_gzipped(path) {
         return Ok(Box::new(file));
     }
     // The decoder's own message for such a file is that it ended too early.

@@ -2,7 +2,7 @@
 
 use super::{Finish, Origin, Response, file::scan, rows::Rows};
 use burn::tensor::backend::Backend;
-use hspec_core::{Error, Result, TokenId, decode::SamplingParams, target::Target};
+use hspec_core::{Error, Result, TokenId, decode::SamplingParams, prompts::is_gzipped, target::Target};
 use serde::Serialize;
 use std::{
     collections::{HashMap, HashSet, VecDeque},
@@ -137,13 +137,9 @@ impl<B: Backend> Answering<'_, B> {
         path: &Path,
         tell: &mut dyn FnMut(Told),
     ) -> Result<Vec<Response>> {
-        if path.extension().is_some_and(|e| e == "gz") {
-            return Err(Error::invalid(
-                path,
-                "file",
-                "the name of a gzipped file",
-                "one that can be continued",
-            ));
+        if is_gzipped(path) {
+            let expected = "one for plain JSON lines: a gzipped file cannot be continued";
+            return Err(Error::invalid(path, "file", "the name of a gzipped file", expected));
         }
         let mut file = OpenOptions::new().create(true).append(true).open(path).map_err(Error::io(path))?;
         let known = scan(path)?;

@@ -2,7 +2,10 @@
 
 use super::{Response, documents};
 use crate::{feature_cache::key, pack::shuffled, select::SELECTION};
-use hspec_core::{Error, Result, prompts::open_text};
+use hspec_core::{
+    Error, Result,
+    prompts::{is_gzipped, open_text},
+};
 use serde::{Deserialize, Serialize};
 use std::{
     collections::HashSet,
@@ -127,7 +130,8 @@ pub(crate) fn drawn(documents: Vec<Response>, seed: u64, max: usize) -> Vec<Resp
     order.into_iter().take(wanted).filter_map(|i| documents[i].take()).collect()
 }
 
-/// Reads a file of responses as they were written, gzipped or not. A last line cut off by a kill is dropped.
+/// Reads a file of responses as they were written, gzipped or not. A last line cut off by a kill is dropped; a gzipped
+/// file has none.
 ///
 /// # Errors
 /// A file that cannot be read, a damaged line before the last, or a response that cannot be learned from.
@@ -154,7 +158,8 @@ pub(super) fn scan(path: &Path) -> Result<Scanned> {
     for number in 1.. {
         line.clear();
         let n = reader.read_line(&mut line).map_err(Error::io(path))?;
-        if !line.ends_with('\n') {
+        // Nobody is killed in the middle of a line and finishes the file all the same.
+        if line.is_empty() || !(line.ends_with('\n') || is_gzipped(path)) {
             break;
         }
         let at = format!("line {number}");
@@ -211,17 +216,33 @@ mod tests {
     fn gzipped_files_are_read_and_damaged_ones_named() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("r.jsonl.gz");
-        let line = "{\"id\":\"a\",\"prompt_ids\":[1,2],\"response_ids\":[3]}\n";
-        let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
-        packed.write_all(line.as_bytes()).unwrap();
-        let packed = packed.finish().unwrap();
+        let line = |id| format!("{{\"id\":\"{id}\",\"prompt_ids\":[1,2],\"response_ids\":[3]}}");
+        let pack = |text: String| {
+            let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+            packed.write_all(text.as_bytes()).unwrap();
+            packed.finish().unwrap()
+        };
+        // Of two members, as `cat` makes of two files, and without the newline that a text may lack at its end.
+        let packed = [pack(line("a") + "\n"), pack(line("b"))].concat();
         std::fs::write(&path, &packed).unwrap();
-        assert_eq!(read(&path).unwrap().1, vec![Response::new("a", ids(1..3), ids(3..4))]);
-        for damaged in [&packed[..packed.len() - 9], line.as_bytes()] {
+        let answer = |id| Response::new(id, ids(1..3), ids(3..4));
+        assert_eq!(read(&path).unwrap().1, [answer("a"), answer("b")]);
+        for damaged in [&packed[..packed.len() - 9], line("a").as_bytes()] {
             std::fs::write(&path, damaged).unwrap();
             let error = read(&path).unwrap_err().to_string();
             assert!(error.contains("r.jsonl.gz"), "{error}");
         }
+    }
+
+    #[test]
+    fn the_answers_that_come_with_the_project_are_read() {
+        let path =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/answers/smollm2-135m-own.jsonl.gz");
+        let (origin, answers) = read(&path).unwrap();
+        let origin = origin.unwrap();
+        assert_eq!((&*origin.target, &*origin.template), ("ea814bed6299e304", "aa6bbad65461afae"));
+        let supervised: usize = answers.iter().map(Response::supervised).sum();
+        assert_eq!((answers.len(), supervised), (6932, 810_184));
     }
 
     /// Masks of nothing and of everything once trained for days without an error.

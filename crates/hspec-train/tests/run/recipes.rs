@@ -151,7 +151,7 @@ fn comparisons_are_of_drafters_of_one_size() {
     }
 }
 
-/// Otherwise the second training could not begin with the weights of the first.
+/// The documentation says so, and the second begins with the weights of the first.
 #[test]
 fn the_shipped_drafters_two_trainings_differ_in_length_and_rates_only() {
     let [first, second] =
