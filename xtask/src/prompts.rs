@@ -95,10 +95,13 @@ fn write<B: Backend>(args: &Args, model: &Model<B>) -> anyhow::Result<()> {
         let ([said @ .., _], Some(Finish::Stop)) = (&sample.response_ids[..], sample.finish) else {
             continue;
         };
+        // Where nothing is added, the words of --begin alone are no prompt.
+        if model.tokenizer.decode(said, true)?.trim().is_empty() {
+            continue;
+        }
         let text = model.tokenizer.decode(&[&sample.prompt_ids[head.len()..], said].concat(), true)?;
         let text = text.trim();
-        // Where nothing was added, the words of --begin alone are no prompt.
-        if !said.is_empty() && !text.is_empty() && seen.insert(text.to_owned()) {
+        if seen.insert(text.to_owned()) {
             writeln!(lines, "{}", serde_json::json!({ "id": sample.id, "prompt": text }))?;
         }
     }

@@ -58,7 +58,8 @@ pub(crate) struct Args {
     /// Prompt files, JSON lines, gzipped or not, each with a weight or none [default: the recipe's].
     #[arg(long, value_name = "FILE[:WEIGHT]", num_args = 1..)]
     prompts: Vec<PromptFile>,
-    /// Files of answers, gzipped or not, that `cargo xtask distill` wrote, in the place of prompts [default: the recipe's].
+    /// Files of answers that `cargo xtask distill` wrote, gzipped or not, in the place of prompts [default: the
+    /// recipe's].
     #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with = "prompts")]
     responses: Vec<PathBuf>,
     /// Folders of features that `cargo xtask cache` wrote, which hold all answers between them, or of DeepSpec's, which

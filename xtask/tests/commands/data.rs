@@ -279,15 +279,19 @@ fn a_target_writes_prompts() {
     assert_eq!(texts("same.jsonl"), found);
     prompts("other.jsonl", &["--seed", "4"]);
     assert_ne!(texts("other.jsonl"), found);
-    // Words to begin with take turns.
-    prompts("kinds.jsonl", &["--seed", "3", "--begin", "w7", "--begin", "w8 w9"]);
-    let kinds = read("kinds.jsonl");
-    assert!(kinds.len() > 10, "{kinds:?}");
-    for prompt in &kinds {
-        let (id, text) = (prompt["id"].as_str().unwrap(), prompt["prompt"].as_str().unwrap());
-        let number: usize = id.strip_prefix("kinds-").unwrap().parse().unwrap();
-        let begin = ["w7", "w8 w9"][number % 2];
-        assert!(text.starts_with(begin) && text != begin, "{id}: {text}");
+    // Words to begin with take turns; alone, where the target adds nothing, they are no prompt. Hot sampling ends texts
+    // anywhere, at once too.
+    for seed in ["3", "4", "5", "6", "7"] {
+        let out = format!("kinds{seed}.jsonl");
+        prompts(&out, &["--seed", seed, "--temperature", "9", "--begin", "w7", "--begin", "w8 w9"]);
+        let kinds = read(&out);
+        assert!(kinds.len() > 10, "{kinds:?}");
+        for prompt in &kinds {
+            let (id, text) = (prompt["id"].as_str().unwrap(), prompt["prompt"].as_str().unwrap());
+            let number: usize = id.rsplit_once('-').unwrap().1.parse().unwrap();
+            let begin = ["w7", "w8 w9"][number % 2];
+            assert!(text.starts_with(begin) && text != begin, "{id}: {text}");
+        }
     }
     // A run that was stopped goes on, and nothing but prompts stays.
     let samples = "{\"id\":\"p-0\",\"prompt_ids\":[";
